@@ -1,0 +1,56 @@
+# Every target builds what it needs in .venv, from Python 3.11+ and pip alone.
+
+PYTHON ?= python3
+BIN := .venv/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+SOURCES := $(wildcard torchdeq deq_zoo tests examples benchmarks)
+
+.PHONY: help demo test test-all bench lint docs clean
+.NOTPARALLEL:  # two pip runs in one environment would trip over each other
+
+help:
+	@echo "make demo      train a small equilibrium network, leave demo/report.png"
+	@echo "make test      fast tests         make test-all  all tests"
+	@echo "make lint      ruff and mypy      make bench     benchmarks"
+	@echo "make docs      build site/        make clean     remove what make made, .venv too"
+
+demo: .venv/.has-demo
+	$(BIN)/python examples/demo.py
+
+# One thread per worker: two workers already fill two cores.
+# oneDNN picks its kernels by what the processor advertises. Some machines advertise AMX without
+# enabling it, and there a bfloat16 matmul dies with SIGILL; this ceiling keeps to plain AVX-512.
+test test-all: export OMP_NUM_THREADS := 1
+test test-all: export MKL_NUM_THREADS := 1
+test test-all: export ONEDNN_MAX_CPU_ISA := AVX512_CORE_BF16
+
+test: .venv/.has-dev
+	$(BIN)/python -m pytest -n 2
+
+test-all: .venv/.has-dev
+	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
+
+bench: .venv/.has-bench
+	$(BIN)/python -m benchmarks
+
+# The demo and bench extras are here for the types they bring to mypy.
+lint: .venv/.has-dev .venv/.has-demo .venv/.has-bench
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy $(SOURCES)
+
+docs: .venv/.has-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf .venv site demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# pip is the last thing `venv` writes, so its presence means the environment is whole.
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.version_info >= (3, 11) or sys.exit(f"Python 3.11 or later is needed, this is {v}: make PYTHON=...")'
+	$(PYTHON) -m venv .venv
+
+.venv/.has-%: pyproject.toml constraints.txt | $(BIN)/pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[$*]"
+	@touch $@

@@ -1,0 +1,1 @@
+"""Deep equilibrium models built on the public names of torchdeq."""

@@ -1,0 +1,18 @@
+"""Matrix-free linear solvers for adjoint and Newton systems."""
+
+from torchdeq.linear.base import LINEAR, LinearSolution, LinearSolver, Matvec
+from torchdeq.linear.bicgstab import BiCGStab
+from torchdeq.linear.gmres import GMRES
+from torchdeq.linear.neumann import Neumann
+
+LINEAR.seal()
+
+__all__ = [
+    "GMRES",
+    "LINEAR",
+    "BiCGStab",
+    "LinearSolution",
+    "LinearSolver",
+    "Matvec",
+    "Neumann",
+]

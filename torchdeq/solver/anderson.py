@@ -1,0 +1,70 @@
+"""Anderson acceleration: mix the last images with least-squares weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchdeq.solver.base import SOLVERS, FixedPointFn, Iterate, Solver
+from torchdeq.solver.fp_iter import check_damping
+from torchdeq.solver.functions import get_solver
+from torchdeq.solver.history import ImageWindow, SecantWindow
+
+Window = ImageWindow | SecantWindow
+
+
+@SOLVERS.register("anderson")
+@dataclass(frozen=True, kw_only=True)
+class Anderson(Solver[Window]):
+    r"""Anderson acceleration (Anderson, 1965).
+
+    .. math:: z^{k+1} = \sum_i \alpha_i \, [f(z_i) - (1 - \tau)\, g(z_i)], \qquad
+              \alpha = \arg\min_{1^\top \alpha = 1}
+              \|G \alpha\|^2 + \lambda \sum_i \|g_i\|^2 \alpha_i^2
+
+    with :math:`g(z) = f(z) - z` and the last ``m`` residuals as the columns of :math:`G`. The
+    answer at each iterate is the image :math:`f(z)`.
+
+    Args:
+        m: iterates kept.
+        lam: ridge relative to each residual's size; raise it if the mixing weights blow up.
+        ridge: absolute ridge on the squared residuals: ``lam`` of torchdeq 0.1.0.
+        tau: damping in (0, 1]; 1 keeps only the images.
+        type: 2 minimises the mixed residual; 1 makes it orthogonal to the steps (the multisecant
+            form of Broyden's method), which can help on non-symmetric problems.
+        restart: forget everything whenever the window is full.
+        safeguard: a sample whose residual grew by more than this factor in one step forgets its
+            history and takes a plain step; None trusts every step.
+    """
+
+    m: int = 6
+    lam: float = 1e-8
+    ridge: float = 0.0
+    tau: float = 1.0
+    type: int = 2
+    restart: bool = False
+    safeguard: float | None = None
+
+    def __post_init__(self) -> None:
+        check_damping(self.tau)
+        if self.m < 1:
+            raise ValueError(f"m, the iterates kept, must be at least 1, got {self.m}")
+        if self.lam < 0 or self.ridge < 0:
+            raise ValueError(f"lam and ridge must be >= 0, got {self.lam} and {self.ridge}")
+        if self.type not in (1, 2):
+            raise ValueError(f"type must be 1 or 2, got {self.type}")
+        if self.safeguard is not None and self.safeguard <= 0:
+            raise ValueError(f"safeguard must be None or > 0, got {self.safeguard}")
+
+    def init(self, it: Iterate) -> Window:
+        kind = ImageWindow if self.type == 2 else SecantWindow
+        window = kind(it.z, self.m, self.lam, self.ridge, self.restart)
+        window.insert(it)
+        return window
+
+    def step(self, f: FixedPointFn, it: Iterate, state: Window) -> tuple[Iterate, Window]:
+        if self.safeguard is not None and state.count > 1:
+            state.guard(self.safeguard)
+        return state.evaluate(f, state.mix(self.tau)), state
+
+
+anderson_solver = get_solver("anderson")

@@ -1,0 +1,137 @@
+"""What a solver is: a frozen dataclass of options with an update rule; the loop does the rest."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+from torch import Tensor
+
+from torchdeq.packing import PackedFn
+from torchdeq.registry import Registry
+from torchdeq.solver.stats import SolverStat, Trace
+from torchdeq.solver.stopping import StopRule
+
+
+class Iterate(NamedTuple):
+    """A point and its image, both (B, D).
+
+    Args:
+        z: where ``f`` was evaluated.
+        fz: its image.
+        g: the residual ``fz - z`` if the rule has it. It is read before the next step, so it may
+            live in a buffer of the rule.
+        x: the rule's answer at this point if that is not ``fz``.
+        fresh: whether the answer is never written again; False if it lives in a buffer of the rule.
+    """
+
+    z: Tensor
+    fz: Tensor
+    g: Tensor | None = None
+    x: Tensor | None = None
+    fresh: bool = True
+
+    @property
+    def residual(self) -> Tensor:
+        return self.fz - self.z if self.g is None else self.g
+
+    def take(self, rows: Tensor) -> Iterate:
+        """The same for some of the samples."""
+        kept = (None if t is None else t.index_select(0, rows) for t in self[:4])
+        return Iterate(*kept)  # type: ignore[arg-type]
+
+
+class FixedPointFn:
+    """``f`` on the packed matrix, counted against the budget."""
+
+    def __init__(self, f: PackedFn, budget: int) -> None:
+        self.f, self.budget, self.nfe = f, budget, 0
+
+    @property
+    def left(self) -> int:
+        """Evaluations that may still be made."""
+        return self.budget - self.nfe
+
+    @property
+    def packs(self) -> bool:
+        """Whether the state has several tensors, so that an image is a copy in any case."""
+        return len(self.f.packing.leaves) > 1
+
+    def spend(self) -> None:
+        """Account for one evaluation, or for one product with the Jacobian."""
+        if self.nfe >= self.budget:
+            raise RuntimeError(f"a solver asked for more than its {self.budget} evaluations of f")
+        self.nfe += 1
+
+    def __call__(self, z: Tensor, into: Tensor | None = None) -> Tensor:
+        self.spend()
+        return self.f(z, into)
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with some of the samples only."""
+        self.f = self.f.take(rows)
+
+
+@dataclass
+class Problem:
+    """One solve as the loop sees it: everything is packed."""
+
+    f: FixedPointFn
+    z0: Tensor  # (B, D)
+    stop: StopRule
+    record: tuple[int, ...] = ()  # evaluations after which the best state so far is wanted
+    compact: bool = False
+    bar: Tensor | None = (
+        None  # (B,) residuals that the start has already; -inf for a finished sample
+    )
+
+
+@dataclass
+class Outcome:
+    """What a solve found, packed."""
+
+    z: Tensor  # (B, D)
+    states: list[Tensor]  # as many as were asked for
+    trace: Trace
+    nfe: int
+    stats: SolverStat | None = None  # if the method has statistics of its own
+
+
+S = TypeVar("S")
+Loop = Callable[["Solver[Any]", Problem], Outcome]
+
+
+class Solver(ABC, Generic[S]):
+    """An update rule. Subclasses are frozen dataclasses whose fields are the options.
+
+    A rule says how to begin (:meth:`init`) and how to go from one iterate to the next
+    (:meth:`step`). Counting, best-so-far, recording and stopping belong to the loop. A rule's
+    memory is its own value, ``None`` or an object with ``take(rows)``; nothing is kept on the
+    solver between calls.
+    """
+
+    #: Whether the solve watches its residuals; if not, nobody is told about failures.
+    watches: ClassVar[bool] = True
+    #: Other names of options, from published interfaces.
+    aliases: ClassVar[Mapping[str, str]] = {}
+
+    def at(self, f: FixedPointFn, z: Tensor) -> Iterate:
+        """Evaluate ``f`` at ``z``: the first iterate of a solve."""
+        return Iterate(z, f(z))
+
+    def init(self, it: Iterate) -> S:
+        """The rule's memory after its first iterate."""
+        raise NotImplementedError(f"{type(self).__name__} must define init or override run")
+
+    def step(self, f: FixedPointFn, it: Iterate, state: S) -> tuple[Iterate, S]:
+        """The next iterate. Calls ``f`` at least once and at most ``f.left`` times."""
+        raise NotImplementedError(f"{type(self).__name__} must define step or override run")
+
+    def run(self, problem: Problem, loop: Loop) -> Outcome:
+        """Solve a packed problem; only methods that are not one update rule override this."""
+        return loop(self, problem)
+
+
+SOLVERS: Registry[type[Solver[Any]]] = Registry("solver")

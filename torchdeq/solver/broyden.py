@@ -1,0 +1,121 @@
+"""Broyden's method: a quasi-Newton step with an inverse Jacobian learnt from the steps taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+
+from torchdeq.solver.base import SOLVERS, FixedPointFn, Iterate, Solver
+from torchdeq.solver.functions import get_solver
+from torchdeq.solver.line_search import backtrack
+from torchdeq.solver.low_rank import LowRank
+
+
+@dataclass
+class Secant:
+    """The inverse Jacobian ``H`` and its product with the latest residual."""
+
+    H: LowRank
+    Hg: Tensor  # (B, D)
+    coefficients: Tensor  # (B, 1, n): the inner products inside Hg
+
+    def take(self, rows: Tensor) -> Self:
+        Hg, coefficients = self.Hg.index_select(0, rows), self.coefficients[rows]
+        return type(self)(self.H.take(rows), Hg, coefficients)
+
+
+@SOLVERS.register("broyden")
+@dataclass(frozen=True, kw_only=True)
+class Broyden(Solver[Secant]):
+    r"""Broyden's method (Broyden, 1965) on :math:`g(z) = f(z) - z = 0`, from :math:`H_0 = -I`.
+
+    .. math:: z^{k+1} = z^k - \alpha H_k g(z^k), \qquad
+              H_{k+1} = H_k + \frac{(\Delta z - H_k \Delta g)\, v^\top}{v^\top \Delta g}
+
+    with :math:`v = H_k^\top \Delta z` (good update) or :math:`v = \Delta g` (bad update). The
+    answer is the point :math:`z`. Memory: ``2 l_thres`` states.
+
+    Args:
+        l_thres: rank-one terms kept, the oldest dropped first; None keeps all.
+        alpha: step size.
+        update: ``"good"`` or ``"bad"``; the bad one saves a product and suits stiff problems less.
+        ls: backtrack on the squared residual, up to ``ls_tries`` evaluations a step.
+        ls_tries: the most trials of one search.
+    """
+
+    l_thres: int | None = 10
+    alpha: float = 1.0
+    update: Literal["good", "bad"] = "good"
+    ls: bool = False
+    ls_tries: int = 4
+    aliases: ClassVar[Mapping[str, str]] = {"LBFGS_thres": "l_thres"}
+
+    def __post_init__(self) -> None:
+        if self.l_thres is not None and self.l_thres < 1:
+            raise ValueError(f"l_thres must be None or at least 1, got {self.l_thres}")
+        if self.alpha <= 0:
+            raise ValueError(f"alpha must be positive, got {self.alpha}")
+        if self.update not in ("good", "bad"):
+            raise ValueError(f"update must be 'good' or 'bad', got {self.update!r}")
+        if self.ls_tries < 1:
+            raise ValueError(f"ls_tries must be at least 1, got {self.ls_tries}")
+
+    def at(self, f: FixedPointFn, z: Tensor) -> Iterate:
+        fz = f(z)
+        return Iterate(z, fz, fz - z, x=z)
+
+    def init(self, it: Iterate) -> Secant:
+        g = _wide(it.residual)
+        H = LowRank(g, self.l_thres)
+        return Secant(H, *H.matvec(g))
+
+    def step(self, f: FixedPointFn, it: Iterate, state: Secant) -> tuple[Iterate, Secant]:
+        z, g = _wide(it.z), _wide(it.residual)
+        if self.ls:
+            new_z, fz, new_g = backtrack(f, it.z, state.Hg * -self.alpha, g, self.ls_tries)
+        else:
+            new_z = torch.sub(z, state.Hg, alpha=self.alpha).to(it.z.dtype)
+            fz = f(new_z)
+            new_g = fz - new_z
+        self._learn(state, _wide(new_z) - z, g, _wide(new_g))
+        return Iterate(new_z, fz, new_g, x=new_z), state
+
+    def _learn(self, state: Secant, dz: Tensor, g: Tensor, new_g: Tensor) -> None:
+        """Add the rank-one term of this step; leaves ``H g`` at the new residual."""
+        H, Hg = state.H, state.Hg
+        slot = H.make_room()
+        full = slot < H.used
+        skip = slot if full else None
+        if full:  # the oldest term leaves before the update, so the new secant equation holds
+            Hg = torch.addcmul(Hg, H.U[slot], state.coefficients[:, :, slot], value=-1)
+        new_Hg, coefficients = H.matvec(new_g, skip)
+        Hdg = new_Hg - Hg
+        if self.update == "good":
+            v = H.rmatvec(dz, skip, out=H.V[slot])
+            scale = (dz * Hdg).sum(1, keepdim=True)  # = v . dg
+        else:
+            v = torch.sub(new_g, g, out=H.V[slot])
+            scale = v.square().sum(1, keepdim=True)
+        # A vanishing denominator says that nothing was learnt: the term is zero.
+        u = torch.sub(dz, Hdg, out=H.U[slot])
+        u.mul_(scale.reciprocal_().nan_to_num_(0.0, 0.0, 0.0))
+        c = (v * new_g).sum(1, keepdim=True)
+        state.Hg = new_Hg.addcmul_(u, c)
+        if full:
+            coefficients[:, 0, slot] = c[:, 0]
+        else:
+            coefficients = torch.cat((coefficients, c.unsqueeze(1)), dim=2)
+        state.coefficients = coefficients
+        H.count += 1
+
+
+def _wide(t: Tensor) -> Tensor:
+    """At least single precision: learning from differences of half-precision numbers is noise."""
+    return t.float() if t.dtype.itemsize < 4 else t
+
+
+broyden_solver = get_solver("broyden")

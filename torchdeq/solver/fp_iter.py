@@ -1,0 +1,91 @@
+"""Plain iteration: apply f again and again, damped if asked; watched or not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from torchdeq.solver.base import SOLVERS, FixedPointFn, Iterate, Loop, Outcome, Problem, Solver
+from torchdeq.solver.functions import get_solver
+from torchdeq.solver.stats import Trace
+
+
+@SOLVERS.register("fixed_point_iter")
+@dataclass(frozen=True, kw_only=True)
+class FixedPointIter(Solver[None]):
+    r"""Fixed-point (Picard, Banach) iteration.
+
+    .. math:: z^{k+1} = (1 - \tau) z^k + \tau f(z^k)
+
+    Converges if ``f`` contracts; damping widens that to maps whose Jacobian has eigenvalues with
+    real part below 1. The answer is the damped image.
+
+    Args:
+        tau: damping in (0, 1]; 1 is undamped.
+    """
+
+    tau: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_damping(self.tau)
+
+    def at(self, f: FixedPointFn, z: Tensor) -> Iterate:
+        fz = f(z)
+        return Iterate(z, fz, x=fz if self.tau == 1 else torch.lerp(z, fz, self.tau))
+
+    def init(self, it: Iterate) -> None:
+        return None
+
+    def step(self, f: FixedPointFn, it: Iterate, state: None) -> tuple[Iterate, None]:
+        assert it.x is not None
+        return self.at(f, it.x), None
+
+
+@SOLVERS.register("simple_fixed_point_iter")
+@dataclass(frozen=True, kw_only=True)
+class SimpleFixedPointIter(Solver[None]):
+    """Plain iteration that watches nothing on the way: the time of bare calls of ``f``.
+
+    It spends the whole budget, reads nothing back from the device and returns the last state, good
+    or bad; recorded states are the current ones; the statistics are those of the last pair ``z,
+    f(z)``. A state of several tensors is never packed. Samples do not leave the batch.
+
+    Args:
+        tau: damping in (0, 1]; 1 is undamped.
+    """
+
+    tau: float = 1.0
+    watches: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_damping(self.tau)
+
+    def run(self, problem: Problem, loop: Loop) -> Outcome:
+        f, packing = problem.f, problem.f.f.packing
+        z = fz = packing.split(problem.z0)
+        recorded = {0: problem.z0} if 0 in problem.record else {}
+        while f.left:
+            f.spend()
+            z, fz = fz, f.f.on_tensors(fz)
+            if self.tau != 1:
+                fz = [torch.lerp(a, b, self.tau) for a, b in zip(z, fz, strict=True)]
+            if f.nfe in problem.record:
+                recorded[f.nfe] = packing.join(fz)
+        last = packing.join(fz)
+        size, norm = (torch.linalg.vector_norm(t, dim=1) for t in (last - packing.join(z), last))
+        n = min(f.nfe, 1)  # a budget of 0 leaves nothing to tell
+        trace = Trace(size[None, :][:n] / self.tau, norm[None, :][:n], [f.nfe] * n)
+        return Outcome(last, [recorded.get(k, last) for k in problem.record], trace, f.nfe)
+
+
+def check_damping(tau: float) -> None:
+    """A damping factor lies in (0, 1]."""
+    if not 0 < tau <= 1:
+        raise ValueError(f"tau must lie in (0, 1], got {tau}")
+
+
+fixed_point_iter = get_solver("fixed_point_iter")
+simple_fixed_point_iter = get_solver("simple_fixed_point_iter")

@@ -1,0 +1,145 @@
+"""Solvers as functions: the interface of torchdeq 0.1.0, both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from functools import cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from torchdeq.packing import State
+from torchdeq.registry import suggest
+from torchdeq.solver.base import SOLVERS, FixedPointFn, Loop, Outcome, Problem, Solver
+from torchdeq.solver.loop import solve
+from torchdeq.solver.stats import SolverStat, Trace
+from torchdeq.solver.stopping import Status, StopRule
+
+#: ``(func, x0, max_iter, tol, stop_mode, indexing, **options) -> (z, states, info)``
+SolverFunction = Callable[..., tuple[Any, list[Any], Mapping[str, Tensor]]]
+
+
+def get_solver(key: str) -> SolverFunction:
+    """The solver registered under ``key`` as a function.
+
+    A function that a client registered is returned as it is; one of ours is called as
+    ``(func, x0, max_iter=50, tol=1e-3, stop_mode="abs", indexing=None, **options)`` and returns the
+    fixed point, the states at the evaluations in ``indexing``, and the statistics.
+    """
+    kind = SOLVERS[key]
+    return kind.function if issubclass(kind, FunctionSolver) else _as_function(key)
+
+
+def register_solver(solver_type: str, solver: type[Solver[Any]] | SolverFunction) -> None:
+    """Make a solver known by name: a :class:`Solver` class, or a function in the interface of
+    0.1.0.
+
+    The function is called as ``solver(func, x0=, max_iter=, tol=, stop_mode=)``, with ``indexing=``
+    too where states are to be recorded, and returns ``(z, states, info)``. A single tensor comes in
+    its own shape, a state of several tensors packed as one (B, D) matrix.
+    """
+    if isinstance(solver, type) and issubclass(solver, Solver):
+        SOLVERS.register(solver_type, solver)
+    elif callable(solver):
+        members = {"function": staticmethod(solver), "__doc__": solver.__doc__}
+        SOLVERS.register(solver_type, type(str(solver_type), (FunctionSolver,), members))
+    else:
+        raise TypeError(
+            f"a solver is a Solver class or a function returning (z, states, info), got {solver!r}"
+        )
+
+
+def make_solver(key: str, options: Mapping[str, Any]) -> Solver[Any]:
+    """An instance of a registered solver; an unknown option is an error with a suggestion."""
+    kind = SOLVERS[key]
+    if issubclass(kind, FunctionSolver):
+        return kind(**options)  # its own function judges its options
+    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    given = {kind.aliases.get(name, name): value for name, value in options.items()}
+    if len(given) < len(options):
+        raise TypeError(f"solver {key!r} got an option twice, under two names: {sorted(options)}")
+    for name in given:
+        if name not in known:
+            raise TypeError(f"solver {key!r} has no option {name!r}{suggest(name, known)}")
+    return kind(**given)
+
+
+@cache
+def _as_function(key: str) -> SolverFunction:
+    def solver(
+        func: Callable[..., State],
+        x0: State,
+        max_iter: int = 50,
+        tol: float | None = 1e-3,
+        stop_mode: str = "abs",
+        indexing: Sequence[int] | None = None,
+        *,
+        return_final: bool = False,
+        on_failure: str = "warn",
+        **options: Any,
+    ) -> tuple[State, list[State], SolverStat]:
+        stop = StopRule(max_iter, tol, stop_mode, return_final=return_final)
+        rule = make_solver(key, options)
+        found = solve(func, x0, rule, stop, indexing or (), on_failure=on_failure)
+        return found.z, found.states, found.stats
+
+    solver.__name__ = solver.__qualname__ = key
+    solver.__doc__ = f"The solver {key!r} in the interface of torchdeq 0.1.0; see `get_solver`."
+    return solver
+
+
+class FunctionSolver(Solver[None]):
+    """A solver registered as a function in the interface of 0.1.0."""
+
+    function: ClassVar[SolverFunction]
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+    def run(self, problem: Problem, loop: Loop) -> Outcome:
+        f, stop, packing = problem.f, problem.stop, problem.f.f.packing
+        single = len(packing.leaves) == 1
+        to_rows = packing.leaves[0].to_rows if single else lambda t: t
+        calls = _Counted(f, single)
+        x0 = packing.leaves[0].from_rows(problem.z0) if single else problem.z0
+        indexing = {"indexing": list(problem.record)} if problem.record else {}
+        z, states, info = self.function(
+            calls, x0=x0, max_iter=stop.max_iter, tol=stop.tol or 0.0, stop_mode=stop.mode,
+            **indexing, **self.options,
+        )  # fmt: skip
+        z = to_rows(z)
+        rows = [to_rows(state) for state in states][: len(problem.record)]
+        rows += [z] * (len(problem.record) - len(rows))
+        stats = SolverStat(info, nfe=calls.nfe)
+        trace = Trace(z.new_empty(0, len(z)), z.new_empty(0, len(z)), [])
+        return Outcome(z, rows, trace, calls.nfe, _with_status(stats, stop, len(z)))
+
+
+class _Counted:
+    """What a registered function calls: counts, but leaves the budget to the function."""
+
+    def __init__(self, f: FixedPointFn, single: bool) -> None:
+        self.f, self.single, self.nfe = f, single, 0
+
+    def __call__(self, z: Tensor, tau: float = 1.0) -> Tensor:
+        self.nfe += 1
+        fz = self.f.f.on_tensors([z])[0] if self.single else self.f.f(z)
+        return fz if tau == 1 else torch.lerp(z, fz, tau)
+
+
+def _with_status(stats: SolverStat, stop: StopRule, batch: int) -> SolverStat:
+    """Judge by the residuals the function reports, if it reports them for every sample."""
+    lowest = stats["rel_lowest" if stop.mode == "rel" else "abs_lowest"]
+    if lowest.shape == (batch,):
+        met = (lowest >= 0) & (lowest <= stop.goal)
+        status = torch.where(met, int(Status.CONVERGED), int(Status.MAX_ITER))
+        status = torch.where(lowest.isfinite(), status, int(Status.NONFINITE))
+        return SolverStat(dict(stats), nfe=stats.nfe, status=status.to(torch.int8))
+    return stats
+
+
+def solver_stat_from_final_step(z: Any, fz: Any, nstep: int = 0) -> SolverStat:
+    """Statistics of the last pair ``z, f(z)`` alone; for clients' own solvers."""
+    return SolverStat.from_final_step(z, fz, nstep=nstep)

@@ -1,0 +1,190 @@
+"""Per-sample bookkeeping of a solve: residuals, the best state, who is still running."""
+
+from __future__ import annotations
+
+from math import inf
+
+import torch
+from torch import Tensor
+
+from torchdeq.solver.base import FixedPointFn, Iterate
+from torchdeq.solver.stats import Trace
+from torchdeq.solver.stopping import StopRule, relative
+
+_DEFER = 16  # iterates judged at once when nothing has to be decided in between
+_TINY = 1 << 13  # numbers in a state; above, keeping many alive costs more (cache) than it saves
+_PATIENCE = 4  # checks without a 10 % gain before a residual at the precision floor has stalled
+
+
+class Ledger:
+    """Watches iterates and keeps, for each sample, the state that the solve will return.
+
+    That is the first state within the tolerance; failing that, the one with the lowest residual;
+    the start, if no residual was finite. With a tolerance the host reads two numbers per check,
+    without one it reads nothing.
+    """
+
+    def __init__(
+        self, f: FixedPointFn, z0: Tensor, stop: StopRule, bar: Tensor | None = None
+    ) -> None:
+        self.stop, self.goal = stop, stop.goal
+        self.running = len(z0)  # samples that have not finished, as far as the host knows
+        self.best = z0
+        self._f = f
+        self._batch = len(z0)
+        self._dtype = torch.promote_types(z0.dtype, torch.float32)  # of residuals
+        self._tiny = z0.numel() <= _TINY and not self.goal and not stop.return_final
+        self._every = stop.check_every if self.goal else _DEFER if self._tiny else 1
+        # The bar is the residual to beat: -inf once a sample has finished.
+        self._bar = z0.new_full(z0.shape[:1], inf, dtype=self._dtype) if bar is None else bar
+        self._index = torch.arange(len(z0), device=z0.device)
+        self._buffer: Tensor | None = None  # (b + 1, D): the best states, and a row to throw away
+        self._pending: list[Iterate] = []
+        self._residuals: list[tuple[Tensor, Tensor]] = []  # |g| and |f(z)| of those, (b,) each
+        self._sizes: list[Tensor] = []  # |g| by check, (K, b)
+        self._norms: list[Tensor] = []  # |f(z)| by check, (K, b)
+        self._nfe: list[int] = []
+        self._low = self._low_rel = self._bar
+        self._stalled: Tensor | None = None  # (B,)
+        # Once samples have left the batch: everybody's best state, who is here, and the trace so
+        # far.
+        self._all: Tensor | None = None
+        self._here: Tensor | None = None
+        self._past: list[Tensor] = []  # (2, N, B)
+
+    def observe(self, it: Iterate, nfe: int) -> None:
+        """Take note of an iterate that was known after ``nfe`` evaluations."""
+        self._pending.append(it)
+        self._nfe.append(nfe)
+        if it.g is not None or not self._tiny:
+            self._residuals.append((self._norm(it.residual), self._norm(it.fz)))
+        if len(self._pending) >= self._every or not it.fresh:
+            self.flush()
+
+    def flush(self) -> None:
+        """Decide about the iterates seen since the last time."""
+        if not self._pending:
+            return
+        pending, residuals = self._pending, self._residuals
+        self._pending, self._residuals = [], []
+        if not residuals:
+            fz = torch.stack([it.fz for it in pending])
+            size = self._norm(fz - torch.stack([it.z for it in pending]))
+            norm = self._norm(fz)
+        elif len(residuals) == 1:
+            size, norm = residuals[0][0].unsqueeze(0), residuals[0][1].unsqueeze(0)
+        else:
+            size, norm = (torch.stack(ts) for ts in zip(*residuals, strict=True))
+        self._sizes.append(size)
+        self._norms.append(norm)
+        answers = [it.fz if it.x is None else it.x for it in pending]
+        fresh = pending[-1].fresh
+        if self.stop.return_final:
+            self.best = answers[-1] if fresh else answers[-1].clone()
+        elif self.goal:
+            self._check(self.stop.measure(size, norm), answers, fresh)
+        else:
+            self._keep_best(self.stop.measure(size, norm), answers)
+
+    def snapshot(self) -> Tensor:
+        """The best state so far of every sample, (B, D), safe from later steps."""
+        self.flush()
+        if self._all is None or self._here is None:
+            return self.best if self._buffer is None else self.best.clone()
+        return self._all.index_copy(0, self._here, self.best)
+
+    def compact(self) -> Tensor:
+        """Let the finished samples go; returns the rows of those that stay."""
+        self._all = self.snapshot()
+        self._past = [self._history()]
+        self._sizes, self._norms = [], []
+        rows = (self._bar > -inf).nonzero().squeeze(1)
+        self._here = rows if self._here is None else self._here[rows]
+        self.best, self._buffer = self.best.index_select(0, rows), None
+        self._bar, self._low, self._low_rel = self._bar[rows], self._low[rows], self._low_rel[rows]
+        self._index = self._index[: len(rows)]
+        return rows
+
+    def trace(self) -> Trace:
+        """The raw record, (N, B); samples that left the batch keep their last values."""
+        sizes, norms = self._history()
+        return Trace(sizes, norms, self._nfe, self._stalled)
+
+    def _history(self) -> Tensor:
+        """|g| and |f(z)| of everybody so far, (2, N, B)."""
+        if not self._sizes:
+            return self._past[0] if self._past else self._bar.new_empty(2, 0, self._batch)
+        new = torch.stack((torch.cat(self._sizes), torch.cat(self._norms)))  # (2, K, b)
+        if self._here is None:
+            return new
+        old = self._past[0]
+        gone = old[:, -1:].expand(-1, new.shape[1], -1)
+        return torch.cat((old, gone.index_copy(2, self._here, new)), dim=1)
+
+    def _norm(self, t: Tensor) -> Tensor:
+        norm: Tensor = torch.linalg.vector_norm(t, dim=-1, dtype=self._dtype)
+        return norm
+
+    def _keep_best(self, score: Tensor, answers: list[Tensor]) -> None:
+        """Without a tolerance: pick on the device, row by row."""
+        b, better = len(self._index), score < self._bar  # never true for a NaN
+        if len(answers) == 1:
+            self._bar = torch.fmin(self._bar, score[0])
+            self._overwrite(better[0], answers[0])
+        else:
+            candidates = torch.cat((self._bar[None], torch.where(better, score, inf)))
+            self._bar, which = candidates.min(0)
+            rows = torch.add(self._index, which, alpha=b)
+            self.best = torch.cat((self.best, *answers)).index_select(0, rows)
+
+    def _check(self, score: Tensor, answers: list[Tensor], fresh: bool) -> None:
+        """With a tolerance: capture each sample at its own convergence, and count who goes on."""
+        low, answer = score[0], answers[0]
+        if len(answers) > 1:  # the first within the tolerance, else the best of them
+            which = torch.where(score <= self.goal, -1.0, score.nan_to_num(nan=inf)).argmin(0)
+            low = score.gather(0, which[None])[0]
+            answer = torch.cat(answers).index_select(0, which * len(low) + self._index)
+        better = low < self._bar
+        # Within the tolerance, or not a number: finished. A finished bar stays at -inf.
+        self._bar = torch.where(low > self.goal, torch.fmin(self._bar, low), -inf)
+        if len(self._sizes) % _PATIENCE == 0:
+            self._look_for_stalls()
+        all_better, running = torch.stack((better.all(), (self._bar > -inf).sum())).tolist()
+        self.running = int(running)
+        if all_better and fresh:
+            self.best, self._buffer = answer, None
+        else:
+            self._overwrite(better, answer)
+
+    def _overwrite(self, better: Tensor, answer: Tensor) -> None:
+        """Replace the best states of some samples.
+
+        Copying rows, with those not wanted sent to a spare one, costs two thirds of ``torch.where``
+        on a broadcast mask and needs no number on the host.
+        """
+        b = len(better)
+        if self._buffer is None:
+            self._buffer = self.best.new_empty(b + 1, answer.shape[1])
+            self._buffer[:b] = self.best
+            self.best = self._buffer[:b]
+        self._buffer.index_copy_(0, torch.where(better, self._index, b), answer)
+
+    def _look_for_stalls(self) -> None:
+        """At the floor of the precision, and no 10 % gain in four checks.
+
+        Never above the floor, where slow progress is still progress.
+        """
+        size, norm = torch.cat(self._sizes[-_PATIENCE:]), torch.cat(self._norms[-_PATIENCE:])
+        low = self.stop.measure(size, norm).amin(0)
+        self._low_rel = torch.fmin(self._low_rel, relative(size, norm).amin(0))
+        eps = self._f.f.eps
+        floor = eps if eps > 1e-4 else 4 * eps  # half types get below their eps, others near it
+        stalled = (self._bar > -inf) & (self._low_rel <= floor) & ~(low < 0.9 * self._low)
+        self._low = torch.fmin(self._low, low)
+        self._bar = torch.where(stalled, -inf, self._bar)
+        if self._stalled is None:
+            self._stalled = stalled.new_zeros(self._batch)
+        if self._here is None:
+            self._stalled |= stalled
+        else:
+            self._stalled[self._here] |= stalled

@@ -1,0 +1,193 @@
+"""The one loop behind every solver: it counts, watches, records and stops; the rule only steps."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchdeq.packing import Packing, State, check_batched
+from torchdeq.registry import suggest
+from torchdeq.solver.base import FixedPointFn, Iterate, Outcome, Problem, Solver
+from torchdeq.solver.ledger import Ledger
+from torchdeq.solver.stats import SolverStat
+from torchdeq.solver.stopping import Status, StopRule
+
+_COMPACT_AT = (
+    0.8  # drop finished samples once this share of the batch is left; 0.5 to 0.99 are alike
+)
+POLICIES = ("ignore", "warn", "raise")
+
+
+class ConvergenceWarning(UserWarning):
+    """Some samples of a fixed-point solve did not converge."""
+
+
+class ConvergenceError(RuntimeError):
+    """Some samples did not converge, and ``on_failure="raise"`` was asked for."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A solved fixed point.
+
+    Args:
+        z: the state, in the structure of the start.
+        states: the recorded states, as many as were asked for.
+        stats: residuals, steps and status of every sample.
+    """
+
+    z: State
+    states: list[State]
+    stats: SolverStat
+
+
+@torch.no_grad()
+def solve(
+    f: Callable[..., State],
+    z0: State,
+    solver: Solver[Any],
+    stop: StopRule | None = None,
+    record: Sequence[int] = (),
+    *,
+    args: tuple[Any, ...] = (),
+    compact: bool = False,
+    on_failure: str = "warn",
+) -> Solution:
+    """Find a fixed point ``z = f(z)`` for every sample of a batch, without building a graph.
+
+    Args:
+        f: called as ``f(z, *args)``, or ``f(*z, *args)`` for a tuple or list state.
+        z0: the start: a tensor, or a tuple, list or dict of tensors, all leading with the batch.
+        solver: the update rule and its options.
+        stop: budget and tolerance.
+        record: evaluations after which the best state so far is returned as well.
+        args: further arguments of ``f``; needed per sample for ``compact``.
+        compact: finished samples leave the batch; every tensor in ``args`` must lead with it.
+        on_failure: what to do about samples that did not converge: ignore, warn or raise.
+    """
+    stop = StopRule() if stop is None else stop
+    if on_failure not in POLICIES:
+        raise ValueError(
+            f"unknown failure policy {on_failure!r}{suggest(str(on_failure), list(POLICIES))}"
+        )
+    if any(k != int(k) or k < 0 for k in record):
+        raise ValueError(f"record takes whole numbers of evaluations >= 0, got {list(record)}")
+    packing = Packing(z0)
+    if compact:
+        check_batched(args, packing.batch)
+    f_packed = packing.wrap(f, args)
+    problem = Problem(
+        FixedPointFn(f_packed, stop.max_iter),
+        packing.pack(z0).detach(),
+        stop,
+        tuple(record),
+        compact,
+    )
+    outcome = solver.run(problem, iterate)
+    stats = outcome.stats or SolverStat.from_trace(outcome.trace, stop, outcome.nfe, f_packed.eps)
+    told = on_failure != "ignore" and solver.watches and stop.goal and stop.max_iter
+    if told and not outcome.trace.all_met(stop):
+        report_failures(stats, on_failure, "the fixed-point solve")
+    return Solution(packing.unpack(outcome.z), [packing.unpack(z) for z in outcome.states], stats)
+
+
+def iterate(solver: Solver[Any], problem: Problem) -> Outcome:
+    """Run an update rule until every sample has finished or the budget is spent."""
+    f = problem.f
+    ledger = Ledger(f, problem.z0, problem.stop, problem.bar)
+    recorder = _Recorder(ledger, problem.record)
+    if f.left:
+        it = solver.at(f, problem.z0)
+        recorder.observe(it, f.nfe)
+        state = solver.init(it) if f.left and ledger.running else None
+        while f.left and ledger.running:
+            if problem.compact and ledger.running <= _COMPACT_AT * len(it.z):
+                rows = ledger.compact()
+                f.keep(rows)
+                it = it.take(rows)
+                state = _take(solver, state, rows)
+            before = f.nfe
+            it, state = solver.step(f, it, state)
+            if f.nfe == before:
+                raise RuntimeError(f"{type(solver).__name__}.step must evaluate f at least once")
+            recorder.observe(it, f.nfe)
+    z = ledger.snapshot()
+    return Outcome(z, recorder.states(z), ledger.trace(), f.nfe)
+
+
+def _take(solver: Solver[Any], state: Any, rows: Tensor) -> Any:
+    """The rule's memory of some of the samples."""
+    if state is None:
+        return None
+    if not hasattr(state, "take"):
+        raise TypeError(
+            f"compact=True needs the memory of {type(solver).__name__} to have take(rows); "
+            f"{type(state).__name__} has none"
+        )
+    return state.take(rows)
+
+
+class _Recorder:
+    """Hands iterates to the ledger and takes a picture of the best state where one is wanted."""
+
+    def __init__(self, ledger: Ledger, wanted: tuple[int, ...]) -> None:
+        self.ledger, self.wanted = ledger, wanted
+        self._next = sorted(set(wanted), reverse=True)
+        self._taken: dict[int, Tensor] = {}
+
+    def observe(self, it: Iterate, nfe: int) -> None:
+        if not self._next:
+            self.ledger.observe(it, nfe)
+            return
+        self._take(nfe - 1)  # a step of several evaluations may pass a wanted one
+        self.ledger.observe(it, nfe)
+        self._take(nfe)
+
+    def _take(self, nfe: int) -> None:
+        while self._next and self._next[-1] <= nfe:
+            self._taken[self._next.pop()] = self.ledger.snapshot()
+
+    def states(self, final: Tensor) -> list[Tensor]:
+        """As many as were asked for; those after the end are the final state."""
+        return [self._taken.get(k, final) for k in self.wanted]
+
+
+def report_failures(stats: SolverStat, policy: str, what: str) -> None:
+    """Warn or raise if a sample failed.
+
+    The text of a warning carries no numbers, so that Python shows it once per call site; an error
+    carries them.
+    """
+    codes = [Status(code) for code in stats.status.tolist()]
+    failed = sorted({code for code in codes if code.failed})
+    if not failed:
+        return
+    told = "; ".join(f"{code.name}: {code.sentence}" for code in failed)
+    hint = "allow more evaluations, loosen the tolerance, damp f or choose another solver"
+    if policy == "raise":
+        raise ConvergenceError(
+            f"{what} failed for some samples: {stats.summary()} ({told}); {hint}"
+        )
+    warnings.warn(
+        f"{what} did not converge for some samples ({told}); {hint}; the statistics say which, "
+        'on_failure="ignore" silences this',
+        ConvergenceWarning,
+        stacklevel=_callers_level(),
+    )
+
+
+def _callers_level() -> int:
+    """How far up the first frame outside the library is."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None:
+        module = frame.f_globals.get("__name__", "")
+        if not module.startswith(("torchdeq", "torch.")):
+            break
+        frame, level = frame.f_back, level + 1
+    return level

@@ -1,0 +1,107 @@
+"""Newton's method with the linear systems solved by GMRES on Jacobian products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from torchdeq.linear.gmres import GMRES
+from torchdeq.packing import PackedFn
+from torchdeq.solver.base import SOLVERS, FixedPointFn, Iterate, Solver
+from torchdeq.solver.line_search import backtrack
+from torchdeq.solver.stopping import StopRule
+
+
+@dataclass
+class Forcing:
+    """How well the next linear system is to be solved, and the size of its right-hand side."""
+
+    eta: Tensor  # (B,)
+    size: Tensor  # (B,) |g|
+
+    def take(self, rows: Tensor) -> Forcing:
+        return Forcing(self.eta[rows], self.size[rows])
+
+
+@SOLVERS.register("newton_krylov")
+@dataclass(frozen=True, kw_only=True)
+class NewtonKrylov(Solver[Forcing]):
+    r"""Inexact Newton-Krylov method for hard systems.
+
+    .. math:: (I - J_f(z^k))\, d = g(z^k), \qquad z^{k+1} = z^k + t\, d
+
+    Each product with the Jacobian counts as one evaluation of ``f``; the forcing term follows
+    Eisenstat and Walker (1996), and ``t`` comes from backtracking on :math:`|g|^2`. The answer is
+    the point :math:`z`. Unlike plain iteration it does not need ``f`` to contract.
+
+    Args:
+        inner: Jacobian products per Newton step at most.
+        eta: loosest relative residual accepted from GMRES.
+        ls_tries: trials of the line search at most; 1 always takes the whole step.
+        jacobian: ``"exact"`` uses forward-mode differentiation of ``f``; ``"difference"`` a finite
+            difference, for maps that have no forward mode (fused attention, some custom functions).
+    """
+
+    inner: int = 20
+    eta: float = 0.1
+    ls_tries: int = 6
+    jacobian: Literal["exact", "difference"] = "exact"
+
+    def __post_init__(self) -> None:
+        if self.inner < 1 or self.ls_tries < 1:
+            raise ValueError(
+                f"inner and ls_tries must be at least 1, got {self.inner} and {self.ls_tries}"
+            )
+        if not 0 < self.eta < 1:
+            raise ValueError(f"eta must lie in (0, 1), got {self.eta}")
+        if self.jacobian not in ("exact", "difference"):
+            raise ValueError(f"jacobian must be 'exact' or 'difference', got {self.jacobian!r}")
+
+    def at(self, f: FixedPointFn, z: Tensor) -> Iterate:
+        fz = f(z)
+        return Iterate(z, fz, fz - z, x=z)
+
+    def init(self, it: Iterate) -> Forcing:
+        size = torch.linalg.vector_norm(it.residual, dim=1)
+        return Forcing(torch.full_like(size, self.eta), size)
+
+    def step(self, f: FixedPointFn, it: Iterate, state: Forcing) -> tuple[Iterate, Forcing]:
+        g = it.residual
+        products = min(self.inner, f.left - 1)  # one evaluation is kept for the new point
+
+        def matvec(v: Tensor) -> Tensor:
+            f.spend()
+            return v - self._product(f.f, it, v)
+
+        goal = state.eta * state.size
+        d, _ = GMRES(restart=self.inner).solve(matvec, g, StopRule(products, tol=None), goal=goal)
+        if not products:
+            d = g  # no Krylov space: a plain step
+        z, fz, new_g = backtrack(f, it.z, d, g, self.ls_tries)
+        size = torch.linalg.vector_norm(new_g, dim=1)
+        # The better the last step went, the more accurately the next system is solved.
+        eta = 0.9 * (size / state.size).square()
+        floor = 0.9 * state.eta.square()  # not tighter at once where the last one was loose
+        eta = torch.where(floor > 0.1, torch.maximum(eta, floor), eta)
+        eta = eta.nan_to_num(nan=self.eta).clamp(1e-4, self.eta)
+        return Iterate(z, fz, new_g, x=z), Forcing(eta, size)
+
+    def _product(self, f: PackedFn, it: Iterate, v: Tensor) -> Tensor:
+        """The Jacobian of ``f`` at the iterate, times ``v``."""
+        product: Tensor
+        if self.jacobian == "exact":
+            try:
+                _, product = torch.func.jvp(f, (it.z,), (v,))
+                return product
+            except NotImplementedError as error:
+                raise NotImplementedError(
+                    "f has no forward-mode derivative, which newton_krylov uses; pass "
+                    f"jacobian='difference' ({error})"
+                ) from error
+        norm = torch.linalg.vector_norm(v, dim=1, keepdim=True)
+        scale = 1 + torch.linalg.vector_norm(it.z, dim=1, keepdim=True)
+        h = torch.where(norm > 0, f.eps**0.5 * scale / norm, 1.0)
+        return (f(it.z + h * v) - it.fz) / h

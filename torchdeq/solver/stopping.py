@@ -1,0 +1,113 @@
+"""When a solve ends: the budget, the tolerance and what each sample is told about its outcome."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from math import inf
+
+from torch import Tensor
+
+from torchdeq.registry import suggest
+
+_EPS = 1e-9  # keeps the relative residual of a zero state finite, as in torchdeq 0.1.0
+MODES = ("abs", "rel")
+
+
+class Status(IntEnum):
+    """How the solve of one sample ended."""
+
+    CONVERGED = 0
+    MAX_ITER = 1
+    STALLED = 2
+    DIVERGED = 3
+    NONFINITE = 4
+
+    @property
+    def sentence(self) -> str:
+        """What happened, in words."""
+        return _SENTENCES[self]
+
+    @property
+    def failed(self) -> bool:
+        """Whether the sample's state should not be trusted; a stall is as good as it gets."""
+        return self not in (Status.CONVERGED, Status.STALLED)
+
+
+_SENTENCES = {
+    Status.CONVERGED: "the residual met the tolerance",
+    Status.MAX_ITER: "the budget of evaluations ran out before the tolerance was met",
+    Status.STALLED: "the residual is as low as the precision in which f computes lets it be",
+    Status.DIVERGED: "the residual grew to more than ten times its first value",
+    Status.NONFINITE: "f returned a NaN or an infinity; the last finite best state is kept",
+}
+
+
+@dataclass(frozen=True)
+class StopRule:
+    r"""When to stop: an exact budget of evaluations and a tolerance on the residual.
+
+    With :math:`g = f(z) - z` per sample, over the whole packed state:
+
+    - ``mode="abs"``: :math:`\|g\| \le` ``tol``;
+    - ``mode="rel"``: :math:`\|g\| / (\|f(z)\| + \epsilon) \le` ``tol``;
+    - ``rtol`` and ``atol`` (with ``tol=None``): :math:`\|g\| \le` ``atol + rtol`` :math:`\|f(z)\|`.
+
+    Args:
+        max_iter: evaluations of ``f``, exactly; 0 returns the start.
+        tol: 0 or None spends the whole budget: nothing stops early, nothing warns and nothing is
+            read back from the device.
+        mode: ``"abs"`` or ``"rel"``.
+        rtol: relative part of the joint test.
+        atol: absolute part of the joint test.
+        check_every: evaluations between two looks at the residuals from the host.
+        return_final: spend the budget and return the last state instead of the best one.
+    """
+
+    max_iter: int = 40
+    tol: float | None = 1e-3
+    mode: str = "abs"
+    rtol: float | None = None
+    atol: float | None = None
+    check_every: int = 1
+    return_final: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(
+                f"unknown stop mode {self.mode!r}{suggest(str(self.mode), list(MODES))}"
+            )
+        if self.max_iter != int(self.max_iter) or self.max_iter < 0:
+            raise ValueError(f"max_iter must be a whole number >= 0, got {self.max_iter}")
+        if self.check_every != int(self.check_every) or self.check_every < 1:
+            raise ValueError(f"check_every must be a whole number >= 1, got {self.check_every}")
+        object.__setattr__(self, "max_iter", int(self.max_iter))  # 40.0 from a config file
+        object.__setattr__(self, "check_every", int(self.check_every))
+        for name in ("tol", "rtol", "atol"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < inf:
+                raise ValueError(f"{name} must be None or a finite number >= 0, got {value}")
+        if (self.rtol is None) != (self.atol is None):
+            raise ValueError("rtol and atol go together: give both (0 is allowed) or neither")
+        if self.rtol is not None and self.tol is not None:
+            raise ValueError("give either tol or rtol with atol: pass tol=None with the latter")
+
+    @property
+    def goal(self) -> float:
+        """The value that :meth:`measure` must not exceed; 0 if nothing stops the solve early."""
+        if self.return_final:
+            return 0.0
+        if self.rtol is not None and self.atol is not None:
+            return 1.0 if self.rtol or self.atol else 0.0
+        return self.tol or 0.0
+
+    def measure(self, size: Tensor, norm: Tensor) -> Tensor:
+        """The residual to compare with :attr:`goal`, from ``size`` = |g| and ``norm`` = |f(z)|."""
+        if self.goal and self.rtol is not None and self.atol is not None:
+            return size / (self.rtol * norm + self.atol + 1e-300 * (self.atol == 0))
+        return relative(size, norm) if self.mode == "rel" else size
+
+
+def relative(size: Tensor, norm: Tensor) -> Tensor:
+    """|f(z) - z| / (|f(z)| + eps)."""
+    return size / (norm + _EPS)
