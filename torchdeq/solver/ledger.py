@@ -40,7 +40,7 @@ class Ledger:
         self._index = torch.arange(len(z0), device=z0.device)
         self._buffer: Tensor | None = None  # (b + 1, D): the best states, and a row to throw away
         self._pending: list[Iterate] = []
-        self._residuals: list[tuple[Tensor, Tensor]] = []  # |g| and |f(z)| of those, (b,) each
+        self._residuals: list[tuple[Tensor, Tensor] | None] = []  # |g| and |f(z)| of those, (b,)
         self._sizes: list[Tensor] = []  # |g| by check, (K, b)
         self._norms: list[Tensor] = []  # |f(z)| by check, (K, b)
         self._nfe: list[int] = []
@@ -56,8 +56,8 @@ class Ledger:
         """Take note of an iterate that was known after ``nfe`` evaluations."""
         self._pending.append(it)
         self._nfe.append(nfe)
-        if it.g is not None or not self._tiny:
-            self._residuals.append((self._norm(it.residual), self._norm(it.fz)))
+        later = self._tiny and it.g is None  # many small norms cost less at once
+        self._residuals.append(None if later else self._measure(it))
         if len(self._pending) >= self._every or not it.fresh:
             self.flush()
 
@@ -67,14 +67,14 @@ class Ledger:
             return
         pending, residuals = self._pending, self._residuals
         self._pending, self._residuals = [], []
-        if not residuals:
-            fz = torch.stack([it.fz for it in pending])
-            size = self._norm(fz - torch.stack([it.z for it in pending]))
-            norm = self._norm(fz)
-        elif len(residuals) == 1:
-            size, norm = residuals[0][0].unsqueeze(0), residuals[0][1].unsqueeze(0)
+        if len(residuals) == 1:
+            size, norm = (t.unsqueeze(0) for t in residuals[0] or self._measure(pending[0]))
+        elif any(residuals):
+            known = [r or self._measure(it) for r, it in zip(residuals, pending, strict=True)]
+            size, norm = (torch.stack(ts) for ts in zip(*known, strict=True))
         else:
-            size, norm = (torch.stack(ts) for ts in zip(*residuals, strict=True))
+            z, fz = (torch.stack(ts) for ts in zip(*(it[:2] for it in pending), strict=True))
+            size, norm = self._norm(fz - z), self._norm(fz)
         self._sizes.append(size)
         self._norms.append(norm)
         answers = [it.fz if it.x is None else it.x for it in pending]
@@ -120,6 +120,9 @@ class Ledger:
         old = self._past[0]
         gone = old[:, -1:].expand(-1, new.shape[1], -1)
         return torch.cat((old, gone.index_copy(2, self._here, new)), dim=1)
+
+    def _measure(self, it: Iterate) -> tuple[Tensor, Tensor]:
+        return self._norm(it.residual), self._norm(it.fz)
 
     def _norm(self, t: Tensor) -> Tensor:
         norm: Tensor = torch.linalg.vector_norm(t, dim=-1, dtype=self._dtype)

@@ -94,7 +94,7 @@ class NewtonKrylov(Solver[Forcing]):
         product: Tensor
         if self.jacobian == "exact":
             try:
-                _, product = torch.func.jvp(f, (it.z,), (v,))
+                product = torch.func.jvp(f, (it.z,), (v,))[1]
                 return product
             except NotImplementedError as error:
                 raise NotImplementedError(

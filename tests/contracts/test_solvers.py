@@ -1,0 +1,326 @@
+"""What holds for every registered solver."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests import problems
+from torchdeq.solver import SOLVERS, ConvergenceWarning, Status, StopRule, make_solver, solve
+
+NAMES = list(SOLVERS)
+WATCHING = [name for name in NAMES if SOLVERS[name].watches]
+DTYPES = [(torch.float64, 1e-10, 1e-8), (torch.float32, 1e-5, 1e-3), (torch.bfloat16, 3e-2, 0.3)]
+
+
+def run(name: str, f: Any, z0: Any, stop: StopRule, options: Any = None, **kwargs: Any) -> Any:
+    kwargs.setdefault("on_failure", "ignore")
+    return solve(f, z0, make_solver(name, options or {}), stop, **kwargs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(rho=st.floats(0.0, 0.9), seed=st.integers(0, 2**16))
+def test_finds_the_fixed_point_of_any_affine_contraction(name: str, rho: float, seed: int) -> None:
+    f, z0, exact = problems.affine(problems.contraction(rho, seed=seed), seed=seed)
+    found = run(name, f, z0, StopRule(max_iter=400, tol=1e-10))
+    torch.testing.assert_close(found.z, exact, atol=1e-8, rtol=0)
+    assert found.stats.converged.all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("dtype", "tol", "error"), DTYPES)
+@pytest.mark.parametrize("batch", [1, 257])
+def test_every_precision_and_batch_size(
+    name: str, dtype: torch.dtype, tol: float, error: float, batch: int
+) -> None:
+    f, z0, exact = problems.affine(problems.contraction(0.7), batch, dtype=dtype)
+    found = run(name, f, z0, StopRule(100, tol, "rel"))
+    assert found.z.dtype == dtype
+    assert found.z.shape == z0.shape
+    assert (found.z - exact).norm(dim=1).div(exact.norm(dim=1)).max() < error
+    assert not found.stats.failed.any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_turns_inwards_on_a_rotation_with_complex_eigenvalues(name: str) -> None:
+    f, z0, exact = problems.affine(problems.rotation(0.95))
+    found = run(name, f, z0, StopRule(max_iter=600, tol=1e-9))
+    torch.testing.assert_close(found.z, exact, atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_survives_the_growth_of_a_non_normal_map(name: str) -> None:
+    f, z0, exact = problems.affine(problems.non_normal())
+    options = {"l_thres": None} if name == "broyden" else {}  # ends within 2 D steps (Gay, 1979)
+    found = run(name, f, z0, StopRule(max_iter=400, tol=1e-9), options)
+    torch.testing.assert_close(found.z, exact, atol=1e-6, rtol=1e-8)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_converges_on_a_repelling_map_where_theory_promises_it(name: str) -> None:
+    f, z0, exact = problems.affine(problems.repelling())
+    options = problems.DAMPED.get(name) or {}
+    if name == "anderson":
+        options = {"m": 10}  # at least the dimension: finite termination
+    found = run(name, f, z0, StopRule(max_iter=400, tol=1e-9), options)
+    torch.testing.assert_close(found.z, exact, atol=1e-6, rtol=1e-8)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("budget", [0, 1, 2, 3, 6, 17])
+@pytest.mark.parametrize("tol", [0.0, 1e-12])
+def test_the_budget_is_the_number_of_evaluations(name: str, budget: int, tol: float) -> None:
+    if name in ("newton_krylov", "auto"):  # products with the Jacobian count, and call f once each
+        f, z0 = problems.tanh_layer(gain=1.5)
+    else:
+        f, z0 = problems.tanh_layer(gain=0.99)
+    g, calls = problems.counted(f)
+    found = run(name, g, z0, StopRule(budget, tol))
+    assert len(calls) == budget
+    assert found.stats.nfe == budget
+    assert found.z.isfinite().all()
+    if not budget:
+        assert found.z is z0 or torch.equal(found.z, z0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("tol", [0.0, 1e-3])
+def test_as_many_states_are_recorded_as_asked(name: str, tol: float) -> None:
+    f, z0 = problems.tanh_layer(gain=0.5)
+    found = run(name, f, z0, StopRule(20, tol), record=(7, 0, 3, 20, 99))
+    assert len(found.states) == 5
+    assert torch.equal(found.states[1], z0)
+    assert torch.equal(found.states[3], found.z)
+    assert torch.equal(found.states[4], found.z)
+    errors = [(f(z) - z).norm() for z in (found.states[i] for i in (1, 2, 0, 3))]
+    assert errors == sorted(errors, reverse=True)
+
+
+@pytest.mark.parametrize("name", WATCHING)
+def test_a_recorded_state_is_the_best_at_that_step(name: str) -> None:
+    """Recording k of a long solve gives what a solve with budget k would have returned."""
+    f, z0 = problems.tanh_layer(gain=0.9)
+    if name in ("newton_krylov", "auto"):
+        pytest.skip("their plans depend on the whole budget")
+    long = run(name, f, z0, StopRule(20, 0.0), record=(1, 2, 5, 11))
+    for k, state in zip((1, 2, 5, 11), long.states, strict=True):
+        torch.testing.assert_close(state, run(name, f, z0, StopRule(k, 0.0)).z, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("tol", [0.0, 1e-6])
+def test_a_sample_alone_gets_the_answer_it_gets_in_a_batch(name: str, tol: float) -> None:
+    """Elementwise maps, so that the arithmetic of f does not depend on the batch."""
+    rates = torch.tensor([0.1, 0.9, 0.5, -0.7, 0.97], dtype=torch.float64)[:, None]
+    x = torch.linspace(-1, 1, 30, dtype=torch.float64).view(5, 6)
+
+    def f(z: Tensor, rate: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(rate * z + x)
+
+    z0, stop = torch.zeros_like(x), StopRule(60, tol)
+    together = run(name, f, z0, stop, args=(rates, x))
+    for i in range(5):
+        alone = run(name, f, z0[i : i + 1], stop, args=(rates[i : i + 1], x[i : i + 1]))
+        if name in ("fixed_point_iter", "simple_fixed_point_iter"):
+            assert torch.equal(alone.z[0], together.z[i])
+            assert alone.stats.nstep[0] == together.stats.nstep[i]
+        else:
+            torch.testing.assert_close(alone.z[0], together.z[i], atol=1e-6, rtol=0)
+        assert alone.stats.status[0] == together.stats.status[i]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("tol", [0.0, 1e-8])
+def test_batch_order_is_irrelevant(name: str, tol: float) -> None:
+    f, z0 = problems.tanh_layer(batch=6)
+    order = torch.tensor([3, 1, 5, 0, 2, 4])
+    W = problems.contraction(0.9, 16)
+    x = torch.randn(6, 16, dtype=torch.float64)
+    stop = StopRule(80, tol)
+    one = run(name, lambda z: torch.tanh(z @ W.mT + x), z0, stop)
+    two = run(name, lambda z: torch.tanh(z @ W.mT + x[order]), z0, stop)
+    torch.testing.assert_close(one.z[order], two.z, atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize("name", WATCHING)
+@pytest.mark.parametrize("tol", [0.0, 1e-8])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_sample_that_breaks_does_not_touch_its_neighbour(
+    name: str, tol: float, bad: float
+) -> None:
+    f, z0 = problems.tanh_layer(batch=3, gain=0.8)
+    calls = 0
+
+    def broken(z: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        fz = f(z)
+        if calls >= 5:
+            fz = torch.cat((fz[:1], torch.full_like(fz[1:2], bad), fz[2:]))
+        return fz
+
+    stop = StopRule(60, tol)
+    whole = run(name, broken, z0, stop)
+    alone = run(name, f, z0, stop)
+    keep = torch.tensor([0, 2])
+    torch.testing.assert_close(whole.z[keep], alone.z[keep], atol=1e-6, rtol=0)
+    assert whole.z.isfinite().all()
+    assert whole.stats.status[1] == Status.NONFINITE
+    assert whole.stats.nstep[1] < 5
+    # The state kept is the best one seen before the break, not the start.
+    assert (f(whole.z)[1] - whole.z[1]).norm() < (f(z0)[1] - z0[1]).norm()
+
+
+@pytest.mark.parametrize("name", WATCHING)
+def test_a_start_that_breaks_at_once_is_returned(name: str) -> None:
+    z0 = torch.zeros(2, 3)
+    found = run(name, lambda z: z * torch.nan, z0, StopRule(5))
+    assert torch.equal(found.z, z0)
+    assert (found.stats.status == Status.NONFINITE).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", [(), (5,), (0, 4), (3, 0), (1, 1), (2, 3, 4), (2, 3, 4, 5)])
+@pytest.mark.parametrize("tol", [0.0, 1e-6])
+def test_every_shape(name: str, shape: tuple[int, ...], tol: float) -> None:
+    z0 = torch.zeros(shape, dtype=torch.float64)
+    found = run(name, torch.cos, z0, StopRule(80, tol))
+    torch.testing.assert_close(found.z, torch.full_like(z0, 0.7390851332151607), atol=1e-5, rtol=0)
+    batch = shape[0] if shape else 1
+    assert found.stats.status.shape == (batch,)
+    assert found.stats.abs_trace.shape[0] == batch
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_structure(name: str) -> None:
+    a, b = torch.zeros(3, 4), torch.zeros(3, 2, 2)
+
+    def f(u: Tensor, v: Tensor) -> list[Tensor]:
+        mix = 0.3 * u.view(3, 2, 2) - 0.4 * v
+        return [torch.tanh(0.5 * u + v.flatten(1) * 0.2 + 1), torch.cos(mix)]
+
+    stop = StopRule(100, 1e-6)
+    u, v = run(name, f, (a, b), stop).z
+    for structure in ([a, b], (a, b)):
+        found = run(name, f, structure, stop).z
+        assert type(found) is type(structure)
+        torch.testing.assert_close(list(found), [u, v])
+    named = run(name, lambda z: dict(zip("ba", f(z["a"], z["b"])[::-1])), {"a": a, "b": b}, stop).z
+    torch.testing.assert_close([named["a"], named["b"]], [u, v])
+    torch.testing.assert_close(f(u, v), [u, v], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_of_the_callers_is_changed_and_no_graph_is_built(name: str) -> None:
+    f, z0 = problems.tanh_layer()
+    z0.requires_grad_()
+    before = z0.detach().clone()
+    found = run(name, f, z0, StopRule(20, 1e-9))
+    assert torch.equal(z0, before)
+    assert not found.z.requires_grad
+    assert z0.grad is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_is_deterministic_and_keeps_nothing_between_calls(name: str) -> None:
+    solver, stop = SOLVERS[name](), StopRule(15, 0.0)
+    f, z0 = problems.tanh_layer(gain=0.95)
+    first = solve(f, z0, solver, stop)
+    solve(f, torch.ones_like(z0), solver, stop)
+    again = solve(f, z0, solver, stop)
+    assert torch.equal(first.z, again.z)
+    assert torch.equal(first.stats.abs_trace, again.stats.abs_trace)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_solves_may_be_nested(name: str) -> None:
+    inner_f, inner_z0 = problems.tanh_layer(batch=2, d=4)
+    stop = StopRule(100, 1e-11)
+
+    def f(z: Tensor) -> Tensor:
+        inner = run("fixed_point_iter", lambda y: inner_f(y + 0.1 * z), inner_z0, stop).z
+        return 0.5 * inner
+
+    options = {"jacobian": "difference"} if name == "newton_krylov" else {}
+    if name == "auto":
+        options = {"chain": ("fixed_point_iter", "anderson", "broyden")}
+    found = run(name, f, inner_z0, StopRule(60, 1e-8), options)
+    torch.testing.assert_close(f(found.z), found.z, atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize("name", WATCHING)
+def test_the_statistics_tell_the_residual_of_what_is_returned(name: str) -> None:
+    """Image-returning rules report |f(z) - z| where z is the point before the answer."""
+    f, z0 = problems.tanh_layer(gain=0.9)
+    found = run(name, f, z0, StopRule(60, 1e-7, "rel"), record=(60,))
+    stats = found.stats
+    assert stats.converged.all()
+    assert (stats.rel_lowest <= 1e-7).all()
+    at_answer = (f(found.z) - found.z).norm(dim=1)
+    assert (at_answer <= stats.abs_lowest * 1.5 + 1e-14).all()
+    n = stats.abs_trace.shape[1]
+    assert stats.rel_trace.shape == (4, n)
+    assert (stats.abs_trace[:, -1] == stats.abs_lowest).all()
+    assert (stats.nstep <= stats.nfe).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_non_contiguous_starts_and_images_work(name: str) -> None:
+    W = problems.contraction(0.5, 6)
+    x = torch.randn(6, 4, dtype=torch.float64)
+    z0 = torch.zeros(6, 4, dtype=torch.float64).mT  # (4, 6) with strides (1, 4)
+    found = run(name, lambda z: torch.tanh((W @ z.mT + x)).mT, z0, StopRule(80, 1e-10))
+    dense = run(name, lambda z: torch.tanh(z @ W.mT + x.mT), z0.contiguous(), StopRule(80, 1e-10))
+    torch.testing.assert_close(found.z, dense.z, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("name", WATCHING)
+def test_finished_samples_leave_the_batch_when_asked(name: str) -> None:
+    rates = torch.tensor([0.1, 0.2, 0.3, 0.95], dtype=torch.float64)[:, None]
+    x = torch.randn(4, 5, dtype=torch.float64)
+
+    def f(z: Tensor, rate: Tensor, x: Tensor) -> Tensor:
+        sizes.append(len(z))
+        return torch.tanh(rate * z + x)
+
+    sizes: list[int] = []
+    stop = StopRule(200, 1e-10)
+    whole = run(name, f, torch.zeros_like(x), stop, args=(rates, x))
+    assert set(sizes) == {4}
+    sizes.clear()
+    compact = run(name, f, torch.zeros_like(x), stop, args=(rates, x), compact=True, record=(3, 9))
+    torch.testing.assert_close(compact.z, whole.z, atol=1e-9, rtol=0)
+    assert torch.equal(compact.stats.status, whole.stats.status)
+    assert compact.stats.abs_trace.shape[0] == 4
+    assert compact.stats.abs_trace.isfinite().all()
+    assert compact.states[0].shape == x.shape
+    assert min(sizes) < 4
+    if name != "newton_krylov":  # solves each sample in much the same number of evaluations
+        assert sum(sizes) < 4 * whole.stats.nfe
+
+
+@pytest.mark.parametrize("name", WATCHING)
+def test_a_failure_warns_once_per_call_site_and_names_what_happened(name: str) -> None:
+    f, z0 = problems.tanh_layer(gain=0.99)
+    with pytest.warns(ConvergenceWarning, match="MAX_ITER: the budget") as caught:
+        for _ in range(2):
+            run(name, f, z0, StopRule(2, 1e-12), on_failure="warn")
+    assert all(w.filename == __file__ for w in caught)
+
+
+@pytest.mark.parametrize("name", WATCHING)
+def test_a_failure_can_raise_or_be_ignored(name: str, recwarn: pytest.WarningsRecorder) -> None:
+    from torchdeq import ConvergenceError
+
+    f, z0 = problems.tanh_layer(gain=0.99)
+    with pytest.raises(ConvergenceError, match=r"MAX_ITER 4; 2 evaluations"):
+        run(name, f, z0, StopRule(2, 1e-12), on_failure="raise")
+    run(name, f, z0, StopRule(2, 1e-12))
+    run(name, f, z0, StopRule(2, 0.0), on_failure="raise")  # without a tolerance nobody fails
+    run(name, f, z0, StopRule(0), on_failure="raise")
+    assert not recwarn.list

@@ -1,0 +1,85 @@
+"""Fixed-point problems with known answers, and what theory promises about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Map = Callable[[Tensor], Tensor]
+
+#: Options under which each solver meets problems that plain iteration cannot solve undamped.
+DAMPED = {"fixed_point_iter": {"tau": 0.3}, "simple_fixed_point_iter": {"tau": 0.3}}
+
+
+def affine(
+    A: Tensor, batch: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> tuple[Map, Tensor, Tensor]:
+    """``f(z) = A z + b`` for random ``b``: the map, a zero start, the dense solution."""
+    generator = torch.Generator().manual_seed(seed)
+    d = len(A)
+    b = torch.randn(batch, d, generator=generator, dtype=torch.float64)
+    exact = torch.linalg.solve(torch.eye(d, dtype=torch.float64) - A.double(), b.mT).mT
+    A, b = A.to(dtype), b.to(dtype)
+    return lambda z: z @ A.mT + b, torch.zeros(batch, d, dtype=dtype), exact
+
+
+def contraction(rho: float, d: int = 8, seed: int = 0) -> Tensor:
+    """A random matrix of spectral norm ``rho``."""
+    A = _normal(d, d, seed=seed)
+    return rho * A / torch.linalg.matrix_norm(A, 2)
+
+
+def rotation(rho: float, d: int = 8, seed: int = 0) -> Tensor:
+    """Eigenvalues ``rho exp(+-i phi)``, no real one: a scaled random rotation."""
+    generator = torch.Generator().manual_seed(seed)
+    A = torch.zeros(d, d, dtype=torch.float64)
+    for i in range(0, d, 2):
+        phi = 0.4 + 2.2 * torch.rand((), generator=generator, dtype=torch.float64)
+        c, s = torch.cos(phi), torch.sin(phi)
+        A[i : i + 2, i : i + 2] = rho * torch.stack((torch.stack((c, -s)), torch.stack((s, c))))
+    Q, _ = torch.linalg.qr(_normal(d, d, seed=seed + 1))
+    return Q @ A @ Q.mT
+
+
+def non_normal(d: int = 8) -> Tensor:
+    """Spectral radius 0.5 but norm 1.5: iterates grow before they shrink."""
+    eye = torch.eye(d + 1, dtype=torch.float64)
+    return 0.5 * eye[:d, :d] + eye[:d, 1:]
+
+
+def repelling(d: int = 8, seed: int = 0) -> Tensor:
+    """Eigenvalues in [-3, 0.5]: plain iteration diverges, damped and Newton-like methods converge."""
+    Q, _ = torch.linalg.qr(_normal(d, d, seed=seed))
+    return Q @ torch.diag(torch.linspace(-3.0, 0.5, d, dtype=torch.float64)) @ Q.mT
+
+
+def tanh_layer(
+    batch: int = 4,
+    d: int = 16,
+    gain: float = 0.9,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[Map, Tensor]:
+    """``tanh(W z + x)`` with ``|W| = gain``."""
+    W = contraction(gain, d, seed).to(dtype)
+    x = _normal(batch, d, seed=seed + 7).to(dtype)
+    return lambda z: torch.tanh(z @ W.mT + x), torch.zeros(batch, d, dtype=dtype)
+
+
+def counted(f: Callable[..., object]) -> tuple[Callable[..., object], list[int]]:
+    """``f`` and a list that grows by the batch size at each call."""
+    calls: list[int] = []
+
+    def wrapped(*z: Tensor) -> object:
+        first = z[0]
+        calls.append(first.shape[0] if isinstance(first, Tensor) and first.dim() else 1)
+        return f(*z)
+
+    return wrapped, calls
+
+
+def _normal(*shape: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
