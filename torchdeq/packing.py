@@ -7,12 +7,15 @@ of several tensors is concatenated, once per evaluation of ``f``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from torchdeq.autocast import AutocastState
 
 State = Any  # a tensor, or a tuple, list or dict of states
 
@@ -109,15 +112,16 @@ class PackedFn:
     """``f`` on the packed matrix: views in, checks and at most one copy out.
 
     A tuple or list state is unpacked, ``f(*z, *args)``; a tensor or dict state is ``f(z, *args)``.
-    ``eps`` is that of the coarsest precision ``f`` was seen to compute in.
+    ``f`` runs in the autocast mode in force when this was made; ``eps`` is that of the coarsest
+    precision it was seen to compute in.
     """
 
     def __init__(self, packing: Packing, f: Callable[..., State], args: tuple[Any, ...]) -> None:
         self.packing, self.f, self.args = packing, f, args
         self.eps = torch.finfo(packing.dtype).eps
-        if torch.is_autocast_enabled(packing.device.type):
-            autocast = torch.get_autocast_dtype(packing.device.type)
-            self.eps = max(self.eps, torch.finfo(autocast).eps)
+        self.autocast = AutocastState(packing.device)
+        if self.autocast.dtype is not None:
+            self.eps = max(self.eps, torch.finfo(self.autocast.dtype).eps)
         self._bare = isinstance(packing.template, Leaf)  # a tensor, not in any container
         self._unpacks = isinstance(packing.template, (tuple, list))
 
@@ -133,11 +137,11 @@ class PackedFn:
     def on_tensors(self, tensors: list[Tensor]) -> list[Tensor]:
         """The same on the tensors of the state, without packing them."""
         versions = [t._version for t in tensors if not t.is_inference()]
-        if self._bare:
-            out = self.f(tensors[0], *self.args)
+        if self.autocast.enabled:
+            with self.autocast.restored():
+                out = self._call(tensors)
         else:
-            state = _rebuild(self.packing.template, iter(tensors))
-            out = self.f(*state, *self.args) if self._unpacks else self.f(state, *self.args)
+            out = self._call(tensors)
         if versions != [t._version for t in tensors if not t.is_inference()]:
             raise RuntimeError(
                 "f wrote into its input (or into the tensor it returned before): return a new "
@@ -149,7 +153,15 @@ class PackedFn:
 
     def take(self, rows: Tensor) -> PackedFn:
         """The same function for some of the samples: every tensor among ``args`` is indexed."""
-        return PackedFn(self.packing, self.f, take_rows(self.args, rows))
+        part = copy(self)
+        part.args = take_rows(self.args, rows)
+        return part
+
+    def _call(self, tensors: list[Tensor]) -> State:
+        if self._bare:
+            return self.f(tensors[0], *self.args)
+        state = _rebuild(self.packing.template, iter(tensors))
+        return self.f(*state, *self.args) if self._unpacks else self.f(state, *self.args)
 
     def _checked(self, out: State, batch: int) -> list[Tensor]:
         """The tensors of what ``f`` returned, in the state's order, in the state's dtype."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchdeq.autocast import AutocastState
 from torchdeq.registry import Registry
 from torchdeq.solver.stats import SolverStat, Trace
 from torchdeq.solver.stopping import StopRule
@@ -43,7 +44,7 @@ class System:
         self.checks = (
             bool(stop.goal) or goal is not None
         )  # without a tolerance nothing is read back
-        self._matvec, self._dtype = matvec, b.dtype
+        self._matvec, self._dtype, self._autocast = matvec, b.dtype, AutocastState(b.device)
         self._sizes: list[Tensor] = []
         self._nfe: list[int] = []
 
@@ -63,7 +64,8 @@ class System:
     def product(self, x: Tensor) -> Tensor:
         """``A x``, counted."""
         self.products += 1
-        y = self._matvec(x.to(self._dtype))
+        with self._autocast.restored():
+            y = self._matvec(x.to(self._dtype))
         if y.shape != x.shape:
             raise ValueError(
                 f"matvec must keep the shape: got {tuple(y.shape)}, expected {tuple(x.shape)}"
@@ -133,7 +135,8 @@ class LinearSolver(ABC):
             goal: (B,) residual norms to reach, instead of the tolerance in ``stop``.
         """
         system = System(matvec, b, stop, goal)
-        return system.solution(self.run(system, x0))
+        with AutocastState(b.device).suspended():
+            return system.solution(self.run(system, x0))
 
     @abstractmethod
     def run(self, system: System, x0: Tensor | None) -> Tensor:

@@ -62,7 +62,7 @@ class Anderson(Solver[Window]):
         return window
 
     def step(self, f: FixedPointFn, it: Iterate, state: Window) -> tuple[Iterate, Window]:
-        if self.safeguard is not None and state.count > 1:
+        if self.safeguard is not None:
             state.guard(self.safeguard)
         return state.evaluate(f, state.mix(self.tau)), state
 

@@ -86,6 +86,8 @@ class ImageWindow:
 
     def guard(self, growth: float) -> None:
         """Samples whose residual grew by more than ``growth`` forget all but the newest iterate."""
+        if self.count < 2:
+            return
         size = self.gram.diagonal(dim1=1, dim2=2)  # (B, m) |g|^2
         newest, before = self.newest, (self.count - 2) % len(self.F)
         grown = (size[:, newest] > growth**2 * size[:, before]).view(-1, 1, 1)

@@ -89,7 +89,8 @@ def solve(
         tuple(record),
         compact,
     )
-    outcome = solver.run(problem, iterate)
+    with f_packed.autocast.suspended():
+        outcome = solver.run(problem, iterate)
     stats = outcome.stats or SolverStat.from_trace(outcome.trace, stop, outcome.nfe, f_packed.eps)
     told = on_failure != "ignore" and solver.watches and stop.goal and stop.max_iter
     if told and not outcome.trace.all_met(stop):

@@ -1,0 +1,310 @@
+"""The loop itself: stopping, statuses, statistics, recording, what it costs the host."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests import problems
+from torchdeq.solver import (
+    SOLVERS,
+    Anderson,
+    Broyden,
+    FixedPointIter,
+    Iterate,
+    SimpleFixedPointIter,
+    Solver,
+    SolverStat,
+    Status,
+    StopRule,
+    solve,
+)
+
+KEYS = {"abs_lowest", "rel_lowest", "abs_trace", "rel_trace", "nstep", "sradius"}
+
+
+class Reads(TorchDispatchMode):
+    """Counts how often a number is read back from a tensor."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "solver", [FixedPointIter(), Anderson(), Broyden(), SimpleFixedPointIter()]
+)
+@pytest.mark.parametrize("shape", [(4, 16), (2, 40_000)])  # the deferred and the direct bookkeeping
+@pytest.mark.parametrize("tol", [0.0, None])
+def test_without_a_tolerance_the_host_reads_nothing(
+    solver: Any, shape: tuple[int, ...], tol: float | None
+) -> None:
+    with Reads() as reads:
+        found = solve(lambda z: torch.cos(z), torch.zeros(shape), solver, StopRule(20, tol))
+        assert found.stats.status.shape == (shape[0],)
+    assert reads.count == 0
+
+
+@pytest.mark.parametrize("solver", [FixedPointIter(), Anderson(), Broyden()])
+def test_with_a_tolerance_the_host_reads_two_numbers_a_check(solver: Any) -> None:
+    stop = StopRule(40, 1e-6)
+    with Reads() as reads:
+        found = solve(torch.cos, torch.zeros(3, 2), solver, stop)
+    assert reads.count <= 2 * found.stats.nfe + 1
+
+
+def test_the_simple_iteration_reads_nothing_even_with_a_tolerance() -> None:
+    with Reads() as reads:
+        solve(torch.cos, torch.zeros(3, 2), SimpleFixedPointIter(), StopRule(5, 1e-6))
+    assert reads.count == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "tol"), [((4, 16), 0.0), ((2, 40_000), 0.0), ((4, 16), 1e-30), ((2, 40_000), 1e-30)]
+)
+def test_the_best_state_is_kept_by_every_way_of_bookkeeping(
+    shape: tuple[int, ...], tol: float
+) -> None:
+    """A map whose residual falls and rises: sample i is best after 3 + i evaluations."""
+    b = shape[0]
+    best = torch.arange(3, 3 + b)
+    calls = 0
+
+    def f(z: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return z + (calls - best).abs().add(1.0)[:, None]
+
+    found = solve(f, torch.zeros(shape), FixedPointIter(), StopRule(21, tol), on_failure="ignore")
+    assert found.stats.nstep.tolist() == best.tolist()
+    z = torch.zeros(shape)
+    calls = 0
+    states = []
+    for _ in range(21):
+        z = f(z)
+        states.append(z)
+    expected = torch.stack([states[int(k) - 1][i] for i, k in enumerate(best)])
+    assert torch.equal(found.z, expected)
+
+
+def test_a_sample_is_captured_where_it_first_meets_the_tolerance() -> None:
+    f, z0 = problems.tanh_layer(gain=0.7)
+    trajectory = [z0]
+    for _ in range(60):
+        trajectory.append(f(trajectory[-1]))
+    for every in (1, 3, 7):
+        found = solve(f, z0, FixedPointIter(), StopRule(60, 1e-6, check_every=every))
+        for i in range(len(z0)):
+            k = next(
+                k for k in range(60) if (trajectory[k + 1][i] - trajectory[k][i]).norm() <= 1e-6
+            )
+            assert found.stats.nstep[i] == k + 1
+            assert torch.equal(found.z[i], trajectory[k + 1][i])
+
+
+def test_return_final_spends_the_budget_and_returns_the_last_state() -> None:
+    f, z0 = problems.tanh_layer(gain=0.5)
+    g, calls = problems.counted(f)
+    stop = StopRule(30, 1e-2, return_final=True)
+    found = solve(g, z0, FixedPointIter(), stop, (4,))  # type: ignore[arg-type]
+    z = z0
+    states = [z0]
+    for _ in range(30):
+        z = f(z)
+        states.append(z)
+    assert len(calls) == 30
+    assert torch.equal(found.z, z)
+    assert torch.equal(found.states[0], states[4])
+
+
+def test_rtol_and_atol_together() -> None:
+    f, z0 = problems.tanh_layer()
+    found = solve(f, z0, Anderson(), StopRule(100, tol=None, rtol=1e-6, atol=1e-8))
+    residual = found.stats.abs_lowest
+    assert (residual <= 1e-8 + 1e-6 * found.z.norm(dim=1) * 1.001).all()
+    assert found.stats.converged.all()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"max_iter": -1}, "max_iter must be a whole number >= 0, got -1"),
+        ({"max_iter": 2.5}, "whole number"),
+        ({"tol": -1.0}, "tol must be None or a finite number >= 0"),
+        ({"tol": float("nan")}, "tol must be None"),
+        ({"mode": "rell"}, "unknown stop mode 'rell'; did you mean 'rel'"),
+        ({"rtol": 1e-3}, "rtol and atol go together"),
+        ({"rtol": 1e-3, "atol": 0.0}, "pass tol=None"),
+        ({"check_every": 0}, "check_every"),
+    ],
+)
+def test_a_stop_rule_refuses_nonsense(kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StopRule(**kwargs)
+
+
+def test_a_diverging_sample_is_told_apart() -> None:
+    rates = torch.tensor([[0.5], [3.0]])
+    found = solve(
+        lambda z: rates * z + 1,
+        torch.zeros(2, 3),
+        FixedPointIter(),
+        StopRule(20),
+        on_failure="ignore",
+    )
+    assert found.stats.status.tolist() == [Status.CONVERGED, Status.DIVERGED]
+    assert found.stats.failed.tolist() == [False, True]
+    assert torch.equal(found.z[1], torch.ones(3))  # its best state, not where it ran to
+    assert found.stats.summary().startswith("CONVERGED 1, DIVERGED 1; 20 evaluations")
+
+
+@pytest.mark.parametrize("solver", [FixedPointIter(), Anderson(), Broyden()])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_floor_of_the_precision_is_a_stall_not_a_failure(
+    solver: Any, dtype: torch.dtype, recwarn: pytest.WarningsRecorder
+) -> None:
+    f, z0 = problems.tanh_layer(gain=0.8, d=64, dtype=torch.float32)
+    found = solve(lambda z: f(z).to(dtype), z0, solver, StopRule(300, 1e-12, "rel"))
+    assert ((found.stats.status == Status.STALLED) | found.stats.converged).all()
+    assert found.stats.nfe < 120
+    assert (found.stats.rel_lowest < 2 * torch.finfo(dtype).eps).all()
+    assert not recwarn.list
+
+
+def test_slow_but_healthy_progress_is_never_a_stall() -> None:
+    found = solve(
+        lambda z: 0.999 * z + 1, torch.zeros(2, 3), FixedPointIter(), StopRule(400, 1e-6, "rel"),
+        on_failure="ignore",
+    )  # fmt: skip
+    assert found.stats.nfe == 400
+    assert (found.stats.status == Status.MAX_ITER).all()
+
+
+def test_statistics_are_a_mapping_and_attributes() -> None:
+    stats = solve(torch.cos, torch.zeros(3, 2), Anderson(), StopRule(30, 1e-5)).stats
+    assert set(stats) == set(stats.keys()) == set(dict(stats)) == set({**stats}) == KEYS
+    assert "nstep" in stats
+    assert stats.get("nothing", 7) == 7
+    for key in KEYS:
+        assert getattr(stats, key) is stats[key]
+    assert float(stats["sradius"]) == -1.0
+    stats["sradius"] = torch.zeros(3)
+    assert stats.sradius.shape == (3,)
+    assert stats["nstep"].is_floating_point()  # so that .mean() works, as in 0.1.0
+    with pytest.raises(AttributeError, match="have no 'nonsense'"):
+        _ = stats.nonsense
+    for again in (pickle.loads(pickle.dumps(stats)), copy.deepcopy(stats)):
+        assert torch.equal(again.status, stats.status)
+        assert again.nfe == stats.nfe
+        assert torch.equal(again["abs_trace"], stats["abs_trace"])
+
+
+def test_a_key_set_before_the_statistics_are_read_is_kept() -> None:
+    stats = solve(torch.cos, torch.zeros(3, 2), Anderson(), StopRule(5, 0.0)).stats
+    stats["sradius"] = torch.ones(3)
+    assert stats["sradius"].tolist() == [1.0] * 3
+    assert set(stats) == KEYS
+
+
+def test_statistics_of_the_final_step() -> None:
+    z, fz = torch.zeros(2, 3, 4), torch.ones(2, 3, 4)
+    stats = SolverStat.from_final_step(z, fz, nstep=7)
+    torch.testing.assert_close(stats["abs_lowest"], torch.full((2,), 12**0.5))
+    assert stats["rel_trace"].shape == (2, 1)
+    assert stats["nstep"].tolist() == [7.0, 7.0]
+    both = SolverStat.from_final_step([z, z], [fz, fz])
+    torch.testing.assert_close(both["abs_lowest"], torch.full((2,), 24**0.5))
+    assert set(SolverStat()) == KEYS
+
+
+def test_the_simple_iteration_fills_the_mapping_and_never_packs() -> None:
+    seen: list[Tensor] = []
+
+    def f(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append(a)
+        return 0.5 * a + 1, torch.cos(b)
+
+    found = solve(
+        f, (torch.zeros(2, 3), torch.zeros(2, 4)), SimpleFixedPointIter(), StopRule(9), (3,)
+    )
+    assert set(found.stats) == KEYS
+    assert found.stats.abs_trace.shape == (2, 1)
+    assert found.stats.nstep.tolist() == [9.0, 9.0]
+    assert all(a.is_contiguous() for a in seen[1:])  # f's own tensors, not slices of a matrix
+    torch.testing.assert_close(found.states[0][0], torch.full((2, 3), 1.75))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lazy(Solver[None]):
+    def init(self, it: Iterate) -> None:
+        return None
+
+    def step(self, f: Any, it: Iterate, state: None) -> tuple[Iterate, None]:
+        return it, None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Greedy(Lazy):
+    def step(self, f: Any, it: Iterate, state: None) -> tuple[Iterate, None]:
+        for _ in range(100):
+            f(it.z)
+        return it, None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forgetful(Lazy):
+    def init(self, it: Iterate) -> Any:
+        return object()
+
+    def step(self, f: Any, it: Iterate, state: Any) -> tuple[Iterate, Any]:
+        return self.at(f, it.fz), state
+
+
+def test_a_rule_that_breaks_its_contract_is_told_so() -> None:
+    with pytest.raises(RuntimeError, match=r"Lazy.step must evaluate f at least once"):
+        solve(torch.cos, torch.zeros(1, 1), Lazy(), StopRule(5))
+    with pytest.raises(RuntimeError, match="more than its 5 evaluations"):
+        solve(torch.cos, torch.zeros(1, 1), Greedy(), StopRule(5))
+    with pytest.raises(TypeError, match=r"Forgetful to have take\(rows\); object has none"):
+        rates = torch.tensor([[0.1], [0.9]])
+        solve(
+            lambda z, r: r * z + 1, torch.zeros(2, 1), Forgetful(), StopRule(50), args=(rates,),
+            compact=True,
+        )  # fmt: skip
+
+
+def test_bad_arguments_of_a_solve_are_explained() -> None:
+    z0 = torch.zeros(2, 3)
+    with pytest.raises(ValueError, match="unknown failure policy 'rise'; did you mean 'raise'"):
+        solve(torch.cos, z0, Anderson(), on_failure="rise")
+    with pytest.raises(ValueError, match="record takes whole numbers"):
+        solve(torch.cos, z0, Anderson(), record=(-1,))
+    with pytest.raises(ValueError, match=r"batch of 2: got shape \(3,\) at args\[0\]"):
+        solve(lambda z, x: z + x, z0, Anderson(), args=(torch.zeros(3),), compact=True)
+
+
+def test_a_solve_works_in_inference_mode_and_under_autocast() -> None:
+    layer = torch.nn.Linear(16, 16)
+    with torch.no_grad():
+        layer.weight.mul_(0.5)
+    x = torch.randn(4, 16)
+    for name in SOLVERS:
+        with torch.inference_mode():
+            found = solve(lambda z: torch.tanh(layer(z) + x), torch.zeros(4, 16), SOLVERS[name]())
+            assert not found.stats.failed.any()
+        with torch.autocast("cpu", torch.bfloat16):
+            found = solve(
+                lambda z: torch.tanh(layer(z) + x), torch.zeros(4, 16), SOLVERS[name](),
+                StopRule(60, 1e-2, "rel"),
+            )  # fmt: skip
+        assert found.z.dtype == torch.float32
+        assert not found.stats.failed.any()

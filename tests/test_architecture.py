@@ -1,0 +1,64 @@
+"""Imports flow one way: registry <- packing, solver <- linear, newton; torchdeq never needs the zoo."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import torchdeq
+
+ROOT = Path(torchdeq.__file__).parent
+
+#: What the files of each part may import from the library.
+ALLOWED = {
+    "registry": set(),
+    "autocast": set(),
+    "packing": {"autocast"},
+    "solver": {"registry", "packing", "solver", "linear"},
+    "linear": {"autocast", "registry", "solver", "linear"},
+}
+
+
+def imports(path: Path) -> set[str]:
+    """The parts of the library a file imports."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+        elif isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+    return names
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.name))
+def test_imports_follow_the_arrows(path: Path) -> None:
+    names = imports(path)
+    assert not any(name.split(".")[0] == "deq_zoo" for name in names)
+    part = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    ours = {name.split(".")[1] for name in names if name.startswith("torchdeq.")}
+    if part in ALLOWED:
+        assert ours <= ALLOWED[part]
+
+
+def test_only_newton_uses_the_linear_solvers_inside_the_solve() -> None:
+    users = {
+        path.name
+        for path in (ROOT / "solver").glob("*.py")
+        if any(name.startswith("torchdeq.linear") for name in imports(path))
+    }
+    assert users == {"newton_krylov.py"}
+
+
+def test_the_library_needs_torch_alone() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import torch; known = set(sys.modules);"
+        "import torchdeq, torchdeq.linear;"
+        "new = {m.split('.')[0] for m in set(sys.modules) - known} - {'torchdeq'};"
+        "print(sorted(m for m in new if m in ('numpy', 'scipy', 'deq_zoo', 'rich', 'matplotlib')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
