@@ -50,7 +50,7 @@ def non_normal(d: int = 8) -> Tensor:
 
 
 def repelling(d: int = 8, seed: int = 0) -> Tensor:
-    """Eigenvalues in [-3, 0.5]: plain iteration diverges, damped and Newton-like methods converge."""
+    """Eigenvalues in [-3, 0.5]: plain iteration diverges, damped and quasi-Newton do not."""
     Q, _ = torch.linalg.qr(_normal(d, d, seed=seed))
     return Q @ torch.diag(torch.linspace(-3.0, 0.5, d, dtype=torch.float64)) @ Q.mT
 

@@ -1,4 +1,4 @@
-"""Imports flow one way: registry <- packing, solver <- linear, newton; torchdeq never needs the zoo."""
+"""Imports flow one way, and the library needs neither the zoo nor anything but torch."""
 
 from __future__ import annotations
 

@@ -56,7 +56,12 @@ def test_one_tensor_is_never_copied(layout: torch.memory_format) -> None:
     matrix = packing.pack(z)
     assert matrix.data_ptr() == z.data_ptr()
     seen: list[Tensor] = []
-    image = packing.wrap(lambda t: (seen.append(t), t * 2)[1])(matrix)
+
+    def double(t: Tensor) -> Tensor:
+        seen.append(t)
+        return t * 2
+
+    image = packing.wrap(double)(matrix)
     assert seen[0].data_ptr() == z.data_ptr()
     assert seen[0].stride() == z.stride()
     assert torch.equal(packing.unpack(image), z * 2)

@@ -43,4 +43,4 @@ def test_registers_as_a_decorator() -> None:
 @pytest.mark.parametrize("name", ["", 3, None])
 def test_a_name_is_a_non_empty_string(name: object) -> None:
     with pytest.raises(TypeError, match="non-empty string"):
-        Registry("solver").register(name, 1)  # type: ignore[arg-type]
+        Registry("solver").register(name, 1)  # type: ignore[call-overload]

@@ -10,6 +10,7 @@ import warnings
 import pytest
 import torch
 from torch import Tensor
+
 from torchdeq.solver import get_solver
 
 ALL = ["fixed_point_iter", "anderson", "broyden"]

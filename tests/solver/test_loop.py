@@ -115,7 +115,7 @@ def test_return_final_spends_the_budget_and_returns_the_last_state() -> None:
     f, z0 = problems.tanh_layer(gain=0.5)
     g, calls = problems.counted(f)
     stop = StopRule(30, 1e-2, return_final=True)
-    found = solve(g, z0, FixedPointIter(), stop, (4,))  # type: ignore[arg-type]
+    found = solve(g, z0, FixedPointIter(), stop, (4,))
     z = z0
     states = [z0]
     for _ in range(30):
@@ -274,8 +274,8 @@ def test_a_rule_that_breaks_its_contract_is_told_so() -> None:
         solve(torch.cos, torch.zeros(1, 1), Lazy(), StopRule(5))
     with pytest.raises(RuntimeError, match="more than its 5 evaluations"):
         solve(torch.cos, torch.zeros(1, 1), Greedy(), StopRule(5))
+    rates = torch.tensor([[0.1], [0.9]])
     with pytest.raises(TypeError, match=r"Forgetful to have take\(rows\); object has none"):
-        rates = torch.tensor([[0.1], [0.9]])
         solve(
             lambda z, r: r * z + 1, torch.zeros(2, 1), Forgetful(), StopRule(50), args=(rates,),
             compact=True,
