@@ -93,12 +93,13 @@ class Packing:
 
     def join(self, tensors: list[Tensor], into: Tensor | None = None) -> Tensor:
         """The tensors side by side, written straight ``into`` a buffer if there is one."""
-        rows = [leaf.to_rows(t) for leaf, t in zip(self.leaves, tensors, strict=True)]
-        if len(rows) > 1:
+        if len(tensors) > 1:
+            rows = [leaf.to_rows(t) for leaf, t in zip(self.leaves, tensors, strict=True)]
             return torch.cat(rows, dim=1, out=into)
+        row = self.leaves[0].to_rows(tensors[0])
         if into is not None:
-            into.copy_(rows[0])
-        return rows[0]
+            into.copy_(row)
+        return row
 
     def split(self, z: Tensor) -> list[Tensor]:
         """The tensors of the state, in order, as views of ``z``."""
@@ -136,20 +137,21 @@ class PackedFn:
 
     def on_tensors(self, tensors: list[Tensor]) -> list[Tensor]:
         """The same on the tensors of the state, without packing them."""
-        versions = [t._version for t in tensors if not t.is_inference()]
+        first = tensors[0]
+        versions = None if first.is_inference() else [t._version for t in tensors]
         if self.autocast.enabled:
             with self.autocast.restored():
                 out = self._call(tensors)
         else:
             out = self._call(tensors)
-        if versions != [t._version for t in tensors if not t.is_inference()]:
+        if versions is not None and versions != [t._version for t in tensors]:
             raise RuntimeError(
                 "f wrote into its input (or into the tensor it returned before): return a new "
                 "tensor each time, e.g. end with .clone()"
             )
-        if self._bare and _same_kind(out, tensors[0]):
+        if self._bare and _same_kind(out, first):
             return [out]
-        return self._checked(out, tensors[0].shape[0] if tensors[0].dim() else 1)
+        return self._checked(out, first.shape[0] if first.dim() else 1)
 
     def take(self, rows: Tensor) -> PackedFn:
         """The same function for some of the samples: every tensor among ``args`` is indexed."""

@@ -66,6 +66,7 @@ class FixedPointFn:
         self.nfe += 1
 
     def __call__(self, z: Tensor, into: Tensor | None = None) -> Tensor:
+        """f(z), (B, D); ``into`` as for :class:`PackedFn`."""
         self.spend()
         return self.f(z, into)
 

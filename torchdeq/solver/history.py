@@ -44,8 +44,11 @@ class ImageWindow:
         self._view()
 
     def _view(self) -> None:
-        """Views that every step needs, made once."""
+        """Views that every step needs, made once: a view costs as much as a small operation."""
         self._F, self._G = self.F.permute(1, 0, 2), self.G.permute(1, 0, 2)  # (B, m, D)
+        self._Gt = self._G.mT
+        self._images, self._residuals = self.F.unbind(0), self.G.unbind(0)  # m times (B, D)
+        self._left = self.G.unsqueeze(2).unbind(0)  # m times (B, 1, D)
         self._rows = self.gram.unsqueeze(2).unbind(1)  # m times (B, 1, m)
         self._columns = self.gram.unsqueeze(3).unbind(2)  # m times (B, m, 1)
         self._alpha = self.F.new_empty(self.rhs.shape)
@@ -57,13 +60,13 @@ class ImageWindow:
     def evaluate(self, f: FixedPointFn, z: Tensor) -> Iterate:
         """``f`` at ``z``, with image and residual written straight into the next slot."""
         slot = self.count % len(self.F)
-        image = self.F[slot]
+        image = self._images[slot]
         if self.dtype == image.dtype:
             fz = f(z, into=image)
         else:
             fz = f(z)
             image.copy_(fz)
-        it = Iterate(z, fz, torch.sub(fz, z, out=self.G[slot]), fresh=fz is not image)
+        it = Iterate(z, fz, torch.sub(fz, z, out=self._residuals[slot]), fresh=fz is not image)
         self._push(slot)
         return it
 
@@ -115,13 +118,13 @@ class ImageWindow:
             self.rhs[:, slot] = 1.0
         self.count += 1
         n = min(self.count, m)
-        G, row, column = self._G, self._rows[slot], self._columns[slot]
+        Gt, row, column = self._Gt, self._rows[slot], self._columns[slot]
         scale, shift = self.scales[slot], self.shifts[slot]
         if n < m:
-            G, row, column = G[:, :n], row[:, :, :n], column[:, :n]
+            Gt, row, column = Gt[:, :, :n], row[:, :, :n], column[:, :n]
             scale, shift = scale[:, :, :n], shift[:, :, :n]
         # The vector on the left: twice as fast as rows times vector.
-        dots = torch.bmm(self.G[slot].unsqueeze(1), G.mT)  # (B, 1, n)
+        dots = torch.bmm(self._left[slot], Gt)  # (B, 1, n)
         if self.restart or self.forgetful:
             dots = torch.where(self.rhs[:, :n].mT > 0, dots, 0.0)
         column.copy_(dots.mT)

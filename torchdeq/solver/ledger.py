@@ -11,7 +11,7 @@ from torchdeq.solver.base import FixedPointFn, Iterate
 from torchdeq.solver.stats import Trace
 from torchdeq.solver.stopping import StopRule, relative
 
-_DEFER = 16  # iterates judged at once when nothing has to be decided in between
+_DEFER = 32  # iterates judged at once when nothing has to be decided in between
 _TINY = 1 << 13  # numbers in a state; above, keeping many alive costs more (cache) than it saves
 _PATIENCE = 4  # checks without a 10 % gain before a residual at the precision floor has stalled
 

@@ -103,9 +103,10 @@ def iterate(solver: Solver[Any], problem: Problem) -> Outcome:
     f = problem.f
     ledger = Ledger(f, problem.z0, problem.stop, problem.bar)
     recorder = _Recorder(ledger, problem.record)
+    observe = recorder.observe if problem.record else ledger.observe
     if f.left:
         it = solver.at(f, problem.z0)
-        recorder.observe(it, f.nfe)
+        observe(it, f.nfe)
         state = solver.init(it) if f.left and ledger.running else None
         while f.left and ledger.running:
             if problem.compact and ledger.running <= _COMPACT_AT * len(it.z):
@@ -117,7 +118,7 @@ def iterate(solver: Solver[Any], problem: Problem) -> Outcome:
             it, state = solver.step(f, it, state)
             if f.nfe == before:
                 raise RuntimeError(f"{type(solver).__name__}.step must evaluate f at least once")
-            recorder.observe(it, f.nfe)
+            observe(it, f.nfe)
     z = ledger.snapshot()
     return Outcome(z, recorder.states(z), ledger.trace(), f.nfe)
 
@@ -143,9 +144,6 @@ class _Recorder:
         self._taken: dict[int, Tensor] = {}
 
     def observe(self, it: Iterate, nfe: int) -> None:
-        if not self._next:
-            self.ledger.observe(it, nfe)
-            return
         self._take(nfe - 1)  # a step of several evaluations may pass a wanted one
         self.ledger.observe(it, nfe)
         self._take(nfe)
