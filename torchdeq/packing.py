@@ -85,7 +85,11 @@ class Packing:
 
     def unpack(self, z: Tensor) -> State:
         """The (B, D) matrix as a state of the start's structure; its tensors are views of ``z``."""
-        return _rebuild(self.template, iter(self.split(z)))
+        return self.rebuild(self.split(z))
+
+    def rebuild(self, tensors: list[Tensor]) -> State:
+        """A state of the start's structure around other tensors."""
+        return _rebuild(self.template, iter(tensors))
 
     def wrap(self, f: Callable[..., State], args: tuple[Any, ...] = ()) -> PackedFn:
         """``f`` as a function of the matrix that checks what ``f`` returns."""
@@ -153,6 +157,16 @@ class PackedFn:
             return [out]
         return self._checked(out, first.shape[0] if first.dim() else 1)
 
+    def jvp(self, z: Tensor, v: Tensor) -> Tensor:
+        """The Jacobian at ``z`` times ``v``: f's own ``jvp(z, v)`` if it has one, else forward mode."""
+        product: Tensor
+        own = getattr(self.f, "jvp", None) if self._bare else None
+        if own is not None:
+            product = own(z, v, *self.args)
+        else:
+            product = torch.func.jvp(self, (z,), (v,))[1]
+        return product
+
     def take(self, rows: Tensor) -> PackedFn:
         """The same function for some of the samples: every tensor among ``args`` is indexed."""
         part = copy(self)
@@ -162,7 +176,7 @@ class PackedFn:
     def _call(self, tensors: list[Tensor]) -> State:
         if self._bare:
             return self.f(tensors[0], *self.args)
-        state = _rebuild(self.packing.template, iter(tensors))
+        state = self.packing.rebuild(tensors)
         return self.f(*state, *self.args) if self._unpacks else self.f(state, *self.args)
 
     def _checked(self, out: State, batch: int) -> list[Tensor]:

@@ -21,11 +21,9 @@ class Secant:
 
     H: LowRank
     Hg: Tensor  # (B, D)
-    coefficients: Tensor  # (B, 1, n): the inner products inside Hg
 
     def take(self, rows: Tensor) -> Self:
-        Hg, coefficients = self.Hg.index_select(0, rows), self.coefficients[rows]
-        return type(self)(self.H.take(rows), Hg, coefficients)
+        return type(self)(self.H.take(rows), self.Hg.index_select(0, rows))
 
 
 @SOLVERS.register("broyden")
@@ -40,7 +38,7 @@ class Broyden(Solver[Secant]):
     answer is the point :math:`z`. Memory: ``2 l_thres`` states.
 
     Args:
-        l_thres: rank-one terms kept, the oldest dropped first; None keeps all.
+        l_thres: rank-one terms kept; when they are full, :math:`H` starts over. None keeps all.
         alpha: step size.
         update: ``"good"`` or ``"bad"``; the bad one saves a product and suits stiff problems less.
         ls: backtrack on the squared residual, up to ``ls_tries`` evaluations a step.
@@ -71,7 +69,7 @@ class Broyden(Solver[Secant]):
     def init(self, it: Iterate) -> Secant:
         g = _wide(it.residual)
         H = LowRank(g, self.l_thres)
-        return Secant(H, *H.matvec(g))
+        return Secant(H, H.matvec(g))
 
     def step(self, f: FixedPointFn, it: Iterate, state: Secant) -> tuple[Iterate, Secant]:
         z, g = _wide(it.z), _wide(it.residual)
@@ -87,30 +85,21 @@ class Broyden(Solver[Secant]):
     def _learn(self, state: Secant, dz: Tensor, g: Tensor, new_g: Tensor) -> None:
         """Add the rank-one term of this step; leaves ``H g`` at the new residual."""
         H, Hg = state.H, state.Hg
-        slot = H.make_room()
-        full = slot < H.used
-        skip = slot if full else None
-        if full:  # the oldest term leaves before the update, so the new secant equation holds
-            Hg = torch.addcmul(Hg, H.U[slot], state.coefficients[:, :, slot], value=-1)
-        new_Hg, coefficients = H.matvec(new_g, skip)
+        if H.make_room():
+            Hg = H.matvec(g)
+        new_Hg = H.matvec(new_g)
         Hdg = new_Hg - Hg
         if self.update == "good":
-            v = H.rmatvec(dz, skip, out=H.V[slot])
+            v = H.rmatvec(dz, out=H.V[H.rank])
             scale = (dz * Hdg).sum(1, keepdim=True)  # = v . dg
         else:
-            v = torch.sub(new_g, g, out=H.V[slot])
+            v = torch.sub(new_g, g, out=H.V[H.rank])
             scale = v.square().sum(1, keepdim=True)
         # A vanishing denominator says that nothing was learnt: the term is zero.
-        u = torch.sub(dz, Hdg, out=H.U[slot])
+        u = torch.sub(dz, Hdg, out=H.U[H.rank])
         u.mul_(scale.reciprocal_().nan_to_num_(0.0, 0.0, 0.0))
-        c = (v * new_g).sum(1, keepdim=True)
-        state.Hg = new_Hg.addcmul_(u, c)
-        if full:
-            coefficients[:, 0, slot] = c[:, 0]
-        else:
-            coefficients = torch.cat((coefficients, c.unsqueeze(1)), dim=2)
-        state.coefficients = coefficients
-        H.count += 1
+        state.Hg = new_Hg.addcmul_(u, (v * new_g).sum(1, keepdim=True))
+        H.extend()
 
 
 def _wide(t: Tensor) -> Tensor:

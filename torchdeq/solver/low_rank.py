@@ -12,33 +12,41 @@ from torch import Tensor
 class LowRank:
     r"""The operator :math:`H = -I + \sum_i u_i v_i^\top` for every sample.
 
-    Rows lie in buffers ``[L, B, D]``; the oldest term gives way to the newest once ``limit`` are
-    kept. Products return the inner products too, so that a term can be taken out of one afterwards.
+    Rows lie in buffers ``[L, B, D]``. A term is written into ``slot`` and counts from
+    :meth:`extend` on; with a limit, the operator falls back to :math:`-I` when that is reached.
     """
 
     def __init__(self, z: Tensor, limit: int | None) -> None:
         rows = 16 if limit is None else limit
         self.U = z.new_empty(rows, *z.shape)
         self.V = torch.empty_like(self.U)
-        self.limit, self.count = limit, 0
+        self.limit, self.rank = limit, 0
 
-    @property
-    def used(self) -> int:
-        return min(self.count, len(self.U))
+    def make_room(self) -> bool:
+        """Make sure that a slot is free; True if all terms had to go for that.
 
-    def make_room(self) -> int:
-        """The slot of the next term; it takes no part in products until it is filled."""
-        if self.limit is None and self.count == len(self.U):
+        Each term was learnt on top of those before it, so dropping the oldest alone would leave
+        nonsense: the operator starts over instead.
+        """
+        if self.rank < len(self.U):
+            return False
+        if self.limit is None:
             self.U, self.V = (torch.cat((t, torch.empty_like(t))) for t in (self.U, self.V))
-        return self.count % len(self.U)
+            return False
+        self.rank = 0
+        return True
 
-    def matvec(self, x: Tensor, skip: int | None = None) -> tuple[Tensor, Tensor]:
-        """``H x`` (B, D) and the inner products of ``x`` with the ``v`` (B, 1, n)."""
-        return self._product(self.U, self.V, x, skip, None)
+    def extend(self) -> None:
+        """Count the term that was written into the free slot."""
+        self.rank += 1
 
-    def rmatvec(self, x: Tensor, skip: int | None = None, out: Tensor | None = None) -> Tensor:
+    def matvec(self, x: Tensor) -> Tensor:
+        """``H x``, (B, D)."""
+        return self._product(self.U, self.V, x, None)
+
+    def rmatvec(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         r""":math:`H^\top x`, (B, D)."""
-        return self._product(self.V, self.U, x, skip, out)[0]
+        return self._product(self.V, self.U, x, out)
 
     def take(self, rows: Tensor) -> Self:
         """The operator of some of the samples."""
@@ -46,16 +54,13 @@ class LowRank:
         part.U, part.V = self.U.index_select(1, rows), self.V.index_select(1, rows)
         return part
 
-    def _product(
-        self, left: Tensor, right: Tensor, x: Tensor, skip: int | None, out: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        n, row = self.used, x.unsqueeze(1)
-        if n < len(left):
-            left, right = left[:n], right[:n]
+    def _product(self, left: Tensor, right: Tensor, x: Tensor, out: Tensor | None) -> Tensor:
+        n = self.rank
+        if not n:
+            return torch.neg(x, out=out)
+        row = x.unsqueeze(1)
         # The vector on the left: twice as fast as rows times vector.
-        coefficients = torch.bmm(row, right.permute(1, 2, 0))  # (B, 1, n)
-        if skip is not None and skip < n:
-            coefficients[:, :, skip] = 0.0
+        coefficients = torch.bmm(row, right[:n].permute(1, 2, 0))  # (B, 1, n)
+        rows = left[:n].permute(1, 0, 2)  # (B, n, D)
         out = None if out is None else out.unsqueeze(1)
-        y = torch.baddbmm(row, coefficients, left.permute(1, 0, 2), beta=-1, out=out)
-        return y.squeeze(1), coefficients
+        return torch.baddbmm(row, coefficients, rows, beta=-1, out=out).squeeze(1)

@@ -91,11 +91,9 @@ class NewtonKrylov(Solver[Forcing]):
 
     def _product(self, f: PackedFn, it: Iterate, v: Tensor) -> Tensor:
         """The Jacobian of ``f`` at the iterate, times ``v``."""
-        product: Tensor
         if self.jacobian == "exact":
             try:
-                product = torch.func.jvp(f, (it.z,), (v,))[1]
-                return product
+                return f.jvp(it.z, v)
             except NotImplementedError as error:
                 raise NotImplementedError(
                     "f has no forward-mode derivative, which newton_krylov uses; pass "
