@@ -37,12 +37,15 @@ class Ledger:
         self._every = stop.check_every if self.goal else _DEFER if self._tiny else 1
         # The bar is the residual to beat: -inf once a sample has finished.
         self._bar = z0.new_full(z0.shape[:1], inf, dtype=self._dtype) if bar is None else bar
+        self._done = self._bar.new_full((), -inf)  # scalars would be made anew at every call
         self._index = torch.arange(len(z0), device=z0.device)
+        self._spare = self._index.new_full((), len(z0))
         self._buffer: Tensor | None = None  # (b + 1, D): the best states, and a row to throw away
         self._pending: list[Iterate] = []
         self._residuals: list[tuple[Tensor, Tensor] | None] = []  # |g| and |f(z)| of those, (b,)
-        self._sizes: list[Tensor] = []  # |g| by check, (K, b)
-        self._norms: list[Tensor] = []  # |f(z)| by check, (K, b)
+        self._sizes: list[Tensor] = []  # |g| by iterate, (b,)
+        self._norms: list[Tensor] = []  # |f(z)| by iterate, (b,)
+        self._checks = 0
         self._nfe: list[int] = []
         self._low = self._low_rel = self._bar
         self._stalled: Tensor | None = None  # (B,)
@@ -54,8 +57,11 @@ class Ledger:
 
     def observe(self, it: Iterate, nfe: int) -> None:
         """Take note of an iterate that was known after ``nfe`` evaluations."""
-        self._pending.append(it)
         self._nfe.append(nfe)
+        if self._every == 1:
+            self._judge(*self._measure(it), it.fz if it.x is None else it.x, it.fresh)
+            return
+        self._pending.append(it)
         later = self._tiny and it.g is None  # many small norms cost less at once
         self._residuals.append(None if later else self._measure(it))
         if len(self._pending) >= self._every or not it.fresh:
@@ -67,24 +73,17 @@ class Ledger:
             return
         pending, residuals = self._pending, self._residuals
         self._pending, self._residuals = [], []
-        if len(residuals) == 1:
-            size, norm = (t.unsqueeze(0) for t in residuals[0] or self._measure(pending[0]))
-        elif any(residuals):
+        if any(residuals):
             known = [r or self._measure(it) for r, it in zip(residuals, pending, strict=True)]
             size, norm = (torch.stack(ts) for ts in zip(*known, strict=True))
         else:
             z, fz = (torch.stack(ts) for ts in zip(*(it[:2] for it in pending), strict=True))
             size, norm = self._norm(fz - z), self._norm(fz)
-        self._sizes.append(size)
-        self._norms.append(norm)
         answers = [it.fz if it.x is None else it.x for it in pending]
-        fresh = pending[-1].fresh
-        if self.stop.return_final:
-            self.best = answers[-1] if fresh else answers[-1].clone()
-        elif self.goal:
-            self._check(self.stop.measure(size, norm), answers, fresh)
+        if len(pending) == 1:
+            self._judge(size[0], norm[0], answers[0], pending[0].fresh)
         else:
-            self._keep_best(self.stop.measure(size, norm), answers)
+            self._judge_many(size, norm, answers)
 
     def snapshot(self) -> Tensor:
         """The best state so far of every sample, (B, D), safe from later steps."""
@@ -103,6 +102,7 @@ class Ledger:
         self.best, self._buffer = self.best.index_select(0, rows), None
         self._bar, self._low, self._low_rel = self._bar[rows], self._low[rows], self._low_rel[rows]
         self._index = self._index[: len(rows)]
+        self._spare = self._index.new_full((), len(rows))
         return rows
 
     def trace(self) -> Trace:
@@ -114,12 +114,14 @@ class Ledger:
         """|g| and |f(z)| of everybody so far, (2, N, B)."""
         if not self._sizes:
             return self._past[0] if self._past else self._bar.new_empty(2, 0, self._batch)
-        new = torch.stack((torch.cat(self._sizes), torch.cat(self._norms)))  # (2, K, b)
+        rows = torch.stack((*self._sizes, *self._norms))
+        new = rows.view(2, len(self._sizes), -1)  # (2, K, b)
         if self._here is None:
             return new
         old = self._past[0]
         gone = old[:, -1:].expand(-1, new.shape[1], -1)
-        return torch.cat((old, gone.index_copy(2, self._here, new)), dim=1)
+        everybody = gone.index_copy(2, self._here, new)
+        return torch.cat((old, everybody), dim=1)
 
     def _measure(self, it: Iterate) -> tuple[Tensor, Tensor]:
         return self._norm(it.residual), self._norm(it.fz)
@@ -128,35 +130,49 @@ class Ledger:
         norm: Tensor = torch.linalg.vector_norm(t, dim=-1, dtype=self._dtype)
         return norm
 
-    def _keep_best(self, score: Tensor, answers: list[Tensor]) -> None:
-        """Without a tolerance: pick on the device, row by row."""
-        b, better = len(self._index), score < self._bar  # never true for a NaN
-        if len(answers) == 1:
-            self._bar = torch.fmin(self._bar, score[0])
-            self._overwrite(better[0], answers[0])
+    def _judge(self, size: Tensor, norm: Tensor, answer: Tensor, fresh: bool) -> None:
+        """One iterate: is it the best of some sample, or all it needs?"""
+        self._sizes.append(size)
+        self._norms.append(norm)
+        if self.stop.return_final:
+            self.best = answer if fresh else answer.clone()
+            return
+        score = self.stop.measure(size, norm)
+        if self.goal:
+            self._check(score, answer, fresh)
         else:
-            candidates = torch.cat((self._bar[None], torch.where(better, score, inf)))
-            self._bar, which = candidates.min(0)
-            rows = torch.add(self._index, which, alpha=b)
+            better = score < self._bar  # never true for a NaN
+            self._bar = torch.fmin(self._bar, score)
+            self._overwrite(better, answer)
+
+    def _judge_many(self, size: Tensor, norm: Tensor, answers: list[Tensor]) -> None:
+        """The same for (K, b) residuals of K iterates whose answers are all still there."""
+        self._sizes.extend(size.unbind(0))
+        self._norms.extend(norm.unbind(0))
+        score = self.stop.measure(size, norm)
+        if self.goal:  # the first within the tolerance, else the best of them
+            which = torch.where(score <= self.goal, -1.0, score.nan_to_num(nan=inf)).argmin(0)
+            rows = torch.add(self._index, which, alpha=len(self._index))
+            answer = torch.cat(answers).index_select(0, rows)
+            self._check(score.gather(0, which[None])[0], answer, True)
+        else:
+            lower = torch.where(score < self._bar, score, inf)
+            self._bar, which = torch.cat((self._bar[None], lower)).min(0)
+            rows = torch.add(self._index, which, alpha=len(self._index))
             self.best = torch.cat((self.best, *answers)).index_select(0, rows)
 
-    def _check(self, score: Tensor, answers: list[Tensor], fresh: bool) -> None:
-        """With a tolerance: capture each sample at its own convergence, and count who goes on."""
-        low, answer = score[0], answers[0]
-        if len(answers) > 1:  # the first within the tolerance, else the best of them
-            which = torch.where(score <= self.goal, -1.0, score.nan_to_num(nan=inf)).argmin(0)
-            low = score.gather(0, which[None])[0]
-            answer = torch.cat(answers).index_select(0, which * len(low) + self._index)
-        better = low < self._bar
+    def _check(self, score: Tensor, answer: Tensor, fresh: bool) -> None:
+        """Capture each sample at its own convergence, and count who goes on."""
+        better = score < self._bar
         # Within the tolerance, or not a number: finished. A finished bar stays at -inf.
-        self._bar = torch.where(low > self.goal, torch.fmin(self._bar, low), -inf)
-        if len(self._sizes) % _PATIENCE == 0:
+        self._bar = torch.where(score > self.goal, torch.fmin(self._bar, score), self._done)
+        self._checks += 1
+        if self._checks % _PATIENCE == 0:
             self._look_for_stalls()
-        all_better, running = torch.stack((better.all(), (self._bar > -inf).sum())).tolist()
-        self.running = int(running)
-        if all_better and fresh:
+        gained, self.running = torch.stack((better, self._bar > -inf)).sum(1).tolist()
+        if gained == len(better) and fresh:
             self.best, self._buffer = answer, None
-        else:
+        elif gained:
             self._overwrite(better, answer)
 
     def _overwrite(self, better: Tensor, answer: Tensor) -> None:
@@ -170,21 +186,22 @@ class Ledger:
             self._buffer = self.best.new_empty(b + 1, answer.shape[1])
             self._buffer[:b] = self.best
             self.best = self._buffer[:b]
-        self._buffer.index_copy_(0, torch.where(better, self._index, b), answer)
+        self._buffer.index_copy_(0, torch.where(better, self._index, self._spare), answer)
 
     def _look_for_stalls(self) -> None:
         """At the floor of the precision, and no 10 % gain in four checks.
 
         Never above the floor, where slow progress is still progress.
         """
-        size, norm = torch.cat(self._sizes[-_PATIENCE:]), torch.cat(self._norms[-_PATIENCE:])
+        recent = _PATIENCE * self._every
+        size, norm = (torch.stack(rows[-recent:]) for rows in (self._sizes, self._norms))
         low = self.stop.measure(size, norm).amin(0)
         self._low_rel = torch.fmin(self._low_rel, relative(size, norm).amin(0))
         eps = self._f.f.eps
         floor = eps if eps > 1e-4 else 4 * eps  # half types get below their eps, others near it
         stalled = (self._bar > -inf) & (self._low_rel <= floor) & ~(low < 0.9 * self._low)
         self._low = torch.fmin(self._low, low)
-        self._bar = torch.where(stalled, -inf, self._bar)
+        self._bar = torch.where(stalled, self._done, self._bar)
         if self._stalled is None:
             self._stalled = stalled.new_zeros(self._batch)
         if self._here is None:
