@@ -158,13 +158,11 @@ class PackedFn:
         return self._checked(out, first.shape[0] if first.dim() else 1)
 
     def jvp(self, z: Tensor, v: Tensor) -> Tensor:
-        """The Jacobian at ``z`` times ``v``: f's own ``jvp(z, v)`` if it has one, else forward mode."""
-        product: Tensor
-        own = getattr(self.f, "jvp", None) if self._bare else None
-        if own is not None:
-            product = own(z, v, *self.args)
-        else:
-            product = torch.func.jvp(self, (z,), (v,))[1]
+        """The Jacobian at ``z`` times ``v``: f's own ``jvp(z, v)``, or forward mode."""
+        own = (
+            getattr(self.f, "jvp", None) if self._bare and self.packing.leaves[0].dim == 2 else None
+        )
+        product: Tensor = own(z, v) if own else torch.func.jvp(self, (z,), (v,))[1]
         return product
 
     def take(self, rows: Tensor) -> PackedFn:

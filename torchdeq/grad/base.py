@@ -1,0 +1,61 @@
+"""What a backward pass is: a way to turn a solved state into a differentiable one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchdeq.packing import PackedFn
+from torchdeq.registry import Registry
+
+
+class Backward(ABC):
+    """A method of differentiation. Subclasses are frozen dataclasses; fields are options."""
+
+    @abstractmethod
+    def attach(self, f: PackedFn, z: Tensor) -> list[list[Tensor]]:
+        """Differentiable states from a solved one, the last of them the answer.
+
+        Args:
+            f: the map; its parameters and whatever it closes over receive the gradient.
+            z: the solved state, packed as (B, D).
+
+        Returns:
+            A list of states, each a list of the tensors of the state. Under ``no_grad`` the values
+            are the same and there is no graph.
+        """
+
+
+BACKWARDS: Registry[type[Backward]] = Registry("backward")
+
+
+def beside(estimate: list[Tensor], attached: list[Tensor]) -> list[Tensor]:
+    """The values of ``estimate`` with the gradients of ``attached``."""
+    pairs = zip(estimate, attached, strict=True)
+    return [_Beside.apply(a, b) if b.requires_grad else a for a, b in pairs]  # type: ignore[no-untyped-call]
+
+
+class _Beside(torch.autograd.Function):
+    """Returns the first argument and sends the cotangent into the second.
+
+    What the second holds, be it a NaN, never reaches the output.
+    """
+
+    @staticmethod
+    def forward(estimate: Tensor, attached: Tensor) -> Tensor:
+        return estimate.view_as(estimate)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor]:
+        return None, g
+
+    @staticmethod
+    def jvp(ctx: Any, estimate: Tensor | None, attached: Tensor) -> Tensor:
+        return attached.view_as(attached)
