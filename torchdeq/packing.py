@@ -11,6 +11,7 @@ from copy import copy
 from dataclasses import dataclass
 from math import prod
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -118,7 +119,7 @@ class PackedFn:
 
     A tuple or list state is unpacked, ``f(*z, *args)``; a tensor or dict state is ``f(z, *args)``.
     ``f`` runs in the autocast mode in force when this was made; ``eps`` is that of the coarsest
-    precision it was seen to compute in.
+    precision it may compute in.
     """
 
     def __init__(self, packing: Packing, f: Callable[..., State], args: tuple[Any, ...]) -> None:
@@ -127,6 +128,7 @@ class PackedFn:
         self.autocast = AutocastState(packing.device)
         if self.autocast.dtype is not None:
             self.eps = max(self.eps, torch.finfo(self.autocast.dtype).eps)
+        self._last: tuple[Callable[[], Tensor | None], int] = (lambda: None, 0)
         self._bare = isinstance(packing.template, Leaf)  # a tensor, not in any container
         self._unpacks = isinstance(packing.template, (tuple, list))
 
@@ -148,7 +150,9 @@ class PackedFn:
                 out = self._call(tensors)
         else:
             out = self._call(tensors)
-        if versions is not None and versions != [t._version for t in tensors]:
+        if versions is not None and (
+            versions != [t._version for t in tensors] or self._returned_before(out)
+        ):
             raise RuntimeError(
                 "f wrote into its input (or into the tensor it returned before): return a new "
                 "tensor each time, e.g. end with .clone()"
@@ -156,6 +160,14 @@ class PackedFn:
         if self._bare and _same_kind(out, first):
             return [out]
         return self._checked(out, first.shape[0] if first.dim() else 1)
+
+    def _returned_before(self, out: State) -> bool:
+        """Whether this is the tensor of the last call, with something else in it."""
+        if not isinstance(out, Tensor) or out.is_inference():
+            return False
+        last, version = self._last
+        self._last = ref(out), out._version
+        return last() is out and out._version != version
 
     def jvp(self, z: Tensor, v: Tensor) -> Tensor:
         """The Jacobian at ``z`` times ``v``: f's own ``jvp(z, v)``, or forward mode."""
@@ -276,7 +288,10 @@ def _matching(template: State, out: State, path: str) -> Iterator[Tensor]:
 def _map_children(tree: Any, fn: Callable[[Any], Any]) -> Any:
     """A container of the same type with ``fn`` applied to its children; a leaf is returned."""
     if isinstance(tree, Mapping):
-        return type(tree)((key, fn(child)) for key, child in tree.items())  # type: ignore[call-arg]
+        same = copy(tree)  # keeps what the type holds beside its items, e.g. a default factory
+        for key, child in tree.items():
+            same[key] = fn(child)  # type: ignore[index]
+        return same
     if isinstance(tree, (tuple, list)):
         children = [fn(child) for child in tree]
         return type(tree)(*children) if hasattr(tree, "_fields") else type(tree)(children)

@@ -140,7 +140,7 @@ def test_gmres_solves_systems_on_which_the_series_diverges() -> None:
     matvec, b, exact = system(problems.rotation(3.0, 16))
     x, stats = GMRES().solve(matvec, b, StopRule(60, 1e-11, "rel"))
     torch.testing.assert_close(x, exact)
-    assert stats.nfe <= 16
+    assert stats.nfe <= 17  # one of them to make sure
     _, lost = Neumann().solve(matvec, b, StopRule(60, 1e-11, "rel"))
     assert (lost.status == Status.DIVERGED).all()
 
@@ -158,7 +158,7 @@ def test_gmres_has_the_smallest_residual_over_the_krylov_space() -> None:
     matvec, b, _ = system(J, batch=1)
     A = torch.eye(20, dtype=torch.float64) - J
     for k in (1, 4, 9):
-        x, stats = GMRES().solve(matvec, b, StopRule(k, 0.0))
+        x, stats = GMRES(confirm=False).solve(matvec, b, StopRule(k, 0.0))
         K = torch.stack([torch.linalg.matrix_power(A, i) @ b[0] for i in range(k)], dim=1)
         best = A @ K @ torch.linalg.lstsq(A @ K, b[0][:, None]).solution
         expected = (b[0] - best[:, 0]).norm()
@@ -170,7 +170,7 @@ def test_gmres_ends_luckily_and_gives_up_on_what_cannot_be_solved() -> None:
     b = torch.tensor([[1.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
     x, stats = GMRES().solve(lambda v: 2 * v, b, StopRule(9, 1e-12, "rel"))
     torch.testing.assert_close(x, b / 2)
-    assert stats.nfe == 1
+    assert stats.nfe == 2  # the second to make sure
     singular = torch.tensor([[0.0, 1.0], [0.0, 0.0]], dtype=torch.float64)
     x, stats = GMRES().solve(lambda v: v @ singular.mT, b, StopRule(50, 1e-12, "rel"))
     assert x.isfinite().all()
@@ -209,6 +209,65 @@ def test_a_linear_solver_of_ones_own() -> None:
 
     b = torch.ones(2, 3)
     assert torch.equal(Exact().solve(lambda v: v, b, StopRule(3)).x, b)
+
+
+def _times(A: Tensor) -> Any:
+    return lambda v: v @ A.mT
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("tol", [0.0, 1e-5])
+def test_gmres_tells_the_truth_about_singular_systems(dtype: torch.dtype, tol: float) -> None:
+    for seed in range(40):
+        generator = torch.Generator().manual_seed(seed)
+        rank = 1 + seed % 7
+        U, V = torch.randn(2, 8, rank, generator=generator, dtype=torch.float64)
+        A = (U @ V.mT).to(dtype)
+        b = torch.randn(2, 8, generator=generator, dtype=torch.float64).to(dtype)
+        x, stats = GMRES().solve(_times(A), b, StopRule(30, tol, "rel"))
+        true = (b - x @ A.mT).norm(dim=1) / b.norm(dim=1)
+        assert (true <= 1.01).all()  # never worse than doing nothing
+        assert (true[stats.converged] <= 1e-4).all()
+
+
+@pytest.mark.parametrize("condition", [1e5, 1e7])
+def test_gmres_claims_nothing_it_has_not_measured(condition: float) -> None:
+    U, _ = torch.linalg.qr(torch.randn(40, 40, dtype=torch.float64))
+    V, _ = torch.linalg.qr(torch.randn(40, 40, dtype=torch.float64))
+    spectrum = torch.logspace(0, -torch.tensor(condition).log10().item(), 40, dtype=torch.float64)
+    A = (U @ torch.diag(spectrum) @ V).float()
+    b = torch.randn(4, 40)
+    x, stats = GMRES(restart=60).solve(lambda v: v @ A.mT, b, StopRule(200, 1e-4, "rel"))
+    true = (b - x @ A.mT).norm(dim=1) / b.norm(dim=1)
+    assert (true[stats.converged] <= 2e-4).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("budget", [4, 6, 20])
+def test_a_product_that_breaks_late_leaves_what_was_found(name: str, budget: int) -> None:
+    matvec, b, exact = system(problems.contraction(0.5))
+    calls = 0
+
+    def breaking(v: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        y = matvec(v)
+        return torch.cat((y[:1] * torch.nan, y[1:])) if calls >= 4 else y
+
+    x, stats = LINEAR[name]().solve(breaking, b, StopRule(budget, 1e-10, "rel"))
+    assert x.isfinite().all()
+    assert stats.status[0] != Status.CONVERGED
+    if budget == 20 and name != "neumann":
+        torch.testing.assert_close(x[1:], exact[1:], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_budget_of_zero_returns_the_start(name: str) -> None:
+    matvec, b, _ = system(problems.contraction(0.5))
+    assert torch.equal(
+        LINEAR[name]().solve(matvec, b, StopRule(0), torch.ones_like(b)).x, 0 * b + 1
+    )
+    assert not LINEAR[name]().solve(matvec, b, StopRule(0)).x.any()
 
 
 def test_restart_is_positive() -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchdeq.grad.base import BACKWARDS, Backward
-from torchdeq.linear import GMRES, LinearSolver
+from torchdeq.linear import GMRES, LinearSolution, LinearSolver
 from torchdeq.packing import PackedFn
 from torchdeq.solver import Solver, SolverStat, StopRule, solve
 from torchdeq.solver.loop import report_failures
@@ -34,12 +34,16 @@ class Implicit(Backward):
     Args:
         solver: any fixed-point or linear solver.
         stop: budget of products and tolerance of the backward solve.
+        higher_order: make the gradient itself differentiable, exactly and any number of times, at
+            the price of evaluating ``f`` again in the backward pass. Under ``torch.func``
+            transforms and in forward mode this is so in any case.
         writer: called once per backward pass with the statistics of its solve.
         on_failure: ignore, warn or raise if the backward solve fails for some samples.
     """
 
     solver: Solver[Any] | LinearSolver = field(default_factory=GMRES)
     stop: StopRule = field(default_factory=lambda: StopRule(40, 1e-6))
+    higher_order: bool = False
     writer: Callable[[SolverStat], object] | None = None
     on_failure: str = "warn"
 
@@ -60,20 +64,39 @@ class Implicit(Backward):
 
     def solve_adjoint(self, vjp: Callable[[Tensor], Tensor], g: Tensor) -> Tensor:
         """``u`` with ``u = vjp(u) + g``; tells the writer, and about failures."""
-        size = torch.linalg.vector_norm(g, dim=1, keepdim=True)
-        scale = torch.where(size > 0, size, 1.0)
-        b = g / scale
+        size = torch.linalg.vector_norm(g, dim=1)
+        most = torch.where(size.amax() > 0, size.amax(), 1.0) if len(g) else size.sum()
+        b = g / most  # one number for the whole batch: samples may depend on each other
         if isinstance(self.solver, LinearSolver):
-            u, stats = self.solver.solve(lambda v: v - vjp(v), b, self.stop)
+            u, stats = self._solve_linear(self.solver, vjp, b)
         else:
             # From b itself: the image of zero, known without a product.
-            found = solve(_Affine(vjp, b), b, self.solver, self.stop, on_failure="ignore")
+            scale = torch.where(size > 0, size, most) / most
+            found = solve(
+                _Affine(vjp, b), b, self.solver, self.stop, on_failure="ignore", scale=scale
+            )
             u, stats = found.z, found.stats
         if self.writer is not None:
             self.writer(stats)
         if self.on_failure != "ignore" and self.stop.goal and self.stop.max_iter:
             report_failures(stats, self.on_failure, "the backward solve")
-        return u * scale
+        return u * most
+
+    def _solve_linear(
+        self, solver: LinearSolver, vjp: Callable[[Tensor], Tensor], b: Tensor
+    ) -> LinearSolution:
+        stop = self.stop if self.stop.tol is None else replace(self.stop, mode="rel")
+        alone = solver.solve(lambda v: v - vjp(v), b, stop)
+        if len(b) < 2 or not stop.goal or not bool(alone.stats.failed.any()):
+            return alone
+        # Samples that depend on each other, as in batch normalisation, are one system.
+        flat = b.reshape(1, -1)
+        u, stats = solver.solve(lambda v: v - vjp(v.view_as(b)).view_as(v), flat, stop)
+        if not bool(stats.converged.all()):
+            return alone
+        values = {key: value.expand(len(b), *value.shape[1:]) for key, value in stats.items()}
+        status = stats.status.expand(len(b))
+        return LinearSolution(u.view_as(b), SolverStat(values, nfe=stats.nfe, status=status))
 
 
 class _Adjoint(torch.autograd.Function):

@@ -74,7 +74,7 @@ class System:
 
     def start(self, x0: Tensor | None) -> tuple[Tensor, Tensor]:
         """The first x and its residual; a zero start needs no product."""
-        if x0 is None or not self.left:
+        if x0 is None:
             return torch.zeros_like(self.b), self.b
         x = x0.to(self.b.dtype)
         return x, self.b - self.product(x)
@@ -83,9 +83,13 @@ class System:
         """(B,) whether each residual norm is small enough; a zero one always is."""
         return (residual <= self.goal) | (residual == 0)
 
+    def over(self, residual: Tensor) -> Tensor:
+        """(B,) whether nothing more can be done: solved, or not finite."""
+        return self.solved(residual) | ~residual.isfinite()
+
     def finished(self, residual: Tensor) -> bool:
-        """Whether all systems are solved; reads one flag, and none without a tolerance."""
-        return self.checks and bool(self.solved(residual).all())
+        """Whether that holds for all; reads one flag, and none without a tolerance."""
+        return self.checks and bool(self.over(residual).all())
 
     def note(self, residual: Tensor) -> None:
         """Residual norms (B,) after the products made so far."""
@@ -135,6 +139,8 @@ class LinearSolver(ABC):
             goal: (B,) residual norms to reach, instead of the tolerance in ``stop``.
         """
         system = System(matvec, b, stop, goal)
+        if not stop.max_iter:
+            return system.solution(torch.zeros_like(b) if x0 is None else x0)
         with AutocastState(b.device).suspended():
             return system.solution(self.run(system, x0))
 

@@ -25,7 +25,7 @@ class BiCGStab(LinearSolver):
         x, r = system.start(x0)
         size = torch.linalg.vector_norm(r, dim=1)
         system.note(size)
-        while system.left > 1 and not system.finished(size):
+        while system.left > 2 and not system.finished(size):
             since = system.notes
             trial = self._recurrence(system, x, r, size)
             trial_r = system.b - system.product(trial)
@@ -36,12 +36,14 @@ class BiCGStab(LinearSolver):
             system.correct(since, size)
             system.note(size)
             if system.checks and not bool(better.any()):
-                break  # the floor of the precision, or a breakdown that starting over does not cure
-        if system.left and not system.finished(size):  # one product is a step of steepest descent
+                return x  # the floor of the precision, or a breakdown that no new start cures
+        while system.left and not system.finished(size):  # too few for that: steepest descent
             Ar = system.product(r)
             omega = _ratio(_dot(Ar, r), _dot(Ar, Ar))
-            x, r = x + omega * r, r - omega * Ar
-            system.note(torch.linalg.vector_norm(r, dim=1))
+            usable = omega.isfinite()
+            x, r = torch.where(usable, x + omega * r, x), torch.where(usable, r - omega * Ar, r)
+            size = torch.where(usable[:, 0], torch.linalg.vector_norm(r, dim=1), torch.nan)
+            system.note(size)
         return x
 
     @staticmethod

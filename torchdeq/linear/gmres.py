@@ -28,9 +28,13 @@ class GMRES(LinearSolver):
 
     Args:
         restart: products before the basis is thrown away.
+        confirm: spend one product per cycle on measuring the residual, instead of trusting the
+            recurrence, which in low precision, for nearly singular systems and for rows that are
+            not independent promises too much.
     """
 
     restart: int = 30
+    confirm: bool = True
 
     def __post_init__(self) -> None:
         if self.restart < 1:
@@ -41,41 +45,56 @@ class GMRES(LinearSolver):
         size = torch.linalg.vector_norm(r, dim=1)
         system.note(size)
         while system.left and not system.finished(size):
-            before, since = size, system.notes
-            x, r = self._cycle(system, x, r, size)
-            size = torch.linalg.vector_norm(r, dim=1)
-            system.correct(since, size)
-            stuck = system.solved(size) | (size >= _STAGNANT * before) | ~size.isfinite()
+            since = system.notes
+            trial, trial_r = self._cycle(system, x, r, size)
+            if self.confirm and system.left:
+                trial_r = system.b - system.product(trial)
+            trial_size = torch.linalg.vector_norm(trial_r, dim=1)
+            better = trial_size < size  # False for a NaN
+            stuck = system.over(trial_size) | ~(trial_size < _STAGNANT * size)
+            x, r = (torch.where(better[:, None], *p) for p in ((trial, x), (trial_r, r)))
+            size = torch.where(better, trial_size, size)
+            system.correct(since, torch.where(trial_size.isfinite(), size, trial_size))
             if system.checks and bool(stuck.all()):
                 break
         return x
 
     def _cycle(self, system: System, x: Tensor, r: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-        """Up to ``restart`` products; returns the new x and its true residual."""
-        k = min(self.restart, system.left)
+        """Up to ``restart`` products; returns the new x and its residual by the recurrence."""
+        reserve = self.confirm and system.left > 1
+        k = min(self.restart, system.left - reserve)
+        eps = torch.finfo(r.dtype).eps
         V = r.new_empty(k + 1, *r.shape)
         torch.div(r, torch.where(beta > 0, beta, 1.0)[:, None], out=V[0])
         H = r.new_zeros(len(r), k + 1, k, dtype=torch.float64)
         # t spans the left null space of H, so |residual| = beta / |t|, one entry a product.
         t = torch.ones_like(H[:, :1, 0])
         dims = torch.zeros_like(beta, dtype=torch.long)  # products that count for each system
-        running = ~system.solved(beta)
+        running = ~system.over(beta)
+        V[0].nan_to_num_(0.0, 0.0, 0.0)
         size = beta
         for j in range(k):
-            w = self._orthogonalise(system.product(V[j]), V[: j + 1], H[:, : j + 1, j])
+            Av = system.product(V[j])
+            reach = torch.linalg.vector_norm(Av, dim=1)
+            usable = running & reach.isfinite()
+            Av = torch.where(usable[:, None], Av, 0.0)
+            w = self._orthogonalise(Av, V[: j + 1], H[:, : j + 1, j])
             length = torch.linalg.vector_norm(w, dim=1).double()
+            ended = length <= 10 * eps * reach  # what is left is rounding: the space is exhausted
+            length = torch.where(ended, 0.0, length)
             H[:, j + 1, j] = length
-            torch.div(w, torch.where(length > 0, length, 1.0)[:, None], out=V[j + 1])
+            torch.div(w, torch.where(ended, torch.inf, length)[:, None], out=V[j + 1])
             overlap = -(t * H[:, : j + 1, j]).sum(1)
-            # length 0 is a lucky breakdown: the residual is zero, unless A v was zero as well.
-            t_new = torch.where(length > 0, overlap / length, overlap.abs() * torch.inf)
-            t = torch.cat((t, t_new.nan_to_num(nan=0.0, posinf=torch.inf)[:, None]), dim=1)
-            dims += running
+            # Exhausted, the residual is zero, unless A v lies in the space as well: then v is void.
+            void = ended & (overlap.abs() <= 100 * eps * reach * torch.linalg.vector_norm(t, dim=1))
+            t_new = torch.where(ended, torch.inf, overlap / length)
+            t = torch.cat((t, torch.where(void | ~usable, 0.0, t_new)[:, None]), dim=1)
+            dims += usable & ~void
             estimate = (beta.double() / torch.linalg.vector_norm(t, dim=1)).to(beta.dtype)
-            size = torch.where(running, estimate, size)
-            running = running & ~system.solved(size)
+            size = torch.where(usable, estimate, torch.where(running, torch.nan, size))
+            running = usable & ~ended & ~system.over(size)
             system.note(size)
-            if system.finished(size):
+            if system.checks and not bool(running.any()):
                 k = j + 1
                 break
         return self._minimise(x, V[: k + 1], H[:, : k + 1, :k], beta, dims)
@@ -100,7 +119,7 @@ class GMRES(LinearSolver):
         shifted = torch.eye(k + 1, k + 1, dtype=H.dtype, device=H.device)[:, 1:]
         H = torch.where(idle[:, None, :], shifted, H)
         Q, R = torch.linalg.qr(H)
-        rhs = beta.double()[:, None] * Q[:, 0]
+        rhs = beta.double().nan_to_num(0.0, 0.0, 0.0)[:, None] * Q[:, 0]
         y = torch.linalg.solve_triangular(R, rhs.unsqueeze(2), upper=True)  # (B, k, 1)
         y = torch.where(y.isfinite().all(1, keepdim=True), y, 0.0)
         c = -H @ y

@@ -46,9 +46,9 @@ class Anderson(Solver[Window]):
 
     def __post_init__(self) -> None:
         check_damping(self.tau)
-        if self.m < 1:
-            raise ValueError(f"m, the iterates kept, must be at least 1, got {self.m}")
-        if self.lam < 0 or self.ridge < 0:
+        if self.m != int(self.m) or self.m < 1:
+            raise ValueError(f"m, the iterates kept, must be a whole number >= 1, got {self.m}")
+        if not (self.lam >= 0 and self.ridge >= 0):
             raise ValueError(f"lam and ridge must be >= 0, got {self.lam} and {self.ridge}")
         if self.type not in (1, 2):
             raise ValueError(f"type must be 1 or 2, got {self.type}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil, inf
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,9 @@ from torch import Tensor
 from torchdeq.solver.base import SOLVERS, FixedPointFn, Loop, Outcome, Problem, Solver
 from torchdeq.solver.stats import Trace
 from torchdeq.solver.stopping import StopRule
+
+#: A chain takes any f, so its Newton must not depend on forward-mode differentiation.
+_OPTIONS: dict[str, dict[str, Any]] = {"newton_krylov": {"jacobian": "difference"}}
 
 
 @SOLVERS.register("auto")
@@ -24,7 +28,8 @@ class Auto(Solver[None]):
     share.
 
     Args:
-        chain: names of the solvers, in order; each runs with its default options.
+        chain: names of the solvers, in order; each runs with its default options, Newton with
+            finite differences, which any ``f`` allows.
     """
 
     chain: tuple[str, ...] = ("fixed_point_iter", "anderson", "broyden", "newton_krylov")
@@ -36,6 +41,8 @@ class Auto(Solver[None]):
         for name in self.chain:
             if SOLVERS[name] is Auto:
                 raise ValueError("auto cannot be part of its own chain")
+            if not SOLVERS[name].watches:
+                raise ValueError(f"{name!r} watches no residuals, so the chain cannot follow it")
 
     def run(self, problem: Problem, loop: Loop) -> Outcome:
         stop, f = problem.stop, problem.f
@@ -51,7 +58,7 @@ class Auto(Solver[None]):
                 break
             wanted = [k for k in problem.record if spent < k <= spent + share]
             stage = _Stage(problem, z, bar, share, tuple(k - spent for k in wanted))
-            outcome = SOLVERS[name]().run(stage.problem, loop)
+            outcome = SOLVERS[name](**_OPTIONS.get(name, {})).run(stage.problem, loop)
             z = stage.everybody(outcome.z)
             states |= {k: stage.everybody(s) for k, s in zip(wanted, outcome.states, strict=True)}
             part = stage.full_trace(outcome.trace, trace)
@@ -75,7 +82,10 @@ class _Stage:
             self.rows = (bar > -inf).nonzero().squeeze(1)
             packed, z, bar = packed.take(self.rows), z.index_select(0, self.rows), bar[self.rows]
         f, stop = FixedPointFn(packed, share), replace(whole.stop, max_iter=share)
-        self.problem = Problem(f, z, stop, record, whole.compact, bar)
+        scale = whole.scale
+        if scale is not None and self.rows is not None:
+            scale = scale[self.rows]
+        self.problem = Problem(f, z, stop, record, whole.compact, bar, scale)
 
     def everybody(self, z: Tensor) -> Tensor:
         """The stage's states among those of the samples it did not touch."""
@@ -92,7 +102,8 @@ class _Stage:
         )
         stalled = None
         if trace.stalled is not None:
-            stalled = trace.stalled.new_zeros(sizes.shape[1]).index_copy(0, rows, trace.stalled)
+            nobody = trace.stalled.new_full((sizes.shape[1],), -1)
+            stalled = nobody.index_copy(0, rows, trace.stalled)
         return Trace(sizes, norms, trace.nfe, stalled)
 
 
@@ -101,5 +112,5 @@ def _bar(trace: Trace, stop: StopRule) -> Tensor:
     score = stop.measure(trace.sizes, trace.norms).nan_to_num(nan=inf, posinf=inf).amin(0)
     done = score <= stop.goal if stop.goal else torch.zeros_like(score, dtype=torch.bool)
     if trace.stalled is not None:
-        done = done | trace.stalled
+        done = done | (trace.stalled >= 0)
     return torch.where(done, -inf, score)

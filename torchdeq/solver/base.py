@@ -68,7 +68,8 @@ class FixedPointFn:
     def __call__(self, z: Tensor, into: Tensor | None = None) -> Tensor:
         """f(z), (B, D); ``into`` as for :class:`PackedFn`."""
         self.spend()
-        return self.f(z, into)
+        fz = self.f(z, into)
+        return fz.detach() if fz.requires_grad else fz  # f may switch gradients on for itself
 
     def keep(self, rows: Tensor) -> None:
         """Go on with some of the samples only."""
@@ -84,9 +85,8 @@ class Problem:
     stop: StopRule
     record: tuple[int, ...] = ()  # evaluations after which the best state so far is wanted
     compact: bool = False
-    bar: Tensor | None = (
-        None  # (B,) residuals that the start has already; -inf for a finished sample
-    )
+    bar: Tensor | None = None  # (B,) residuals the start has already; -inf for a finished sample
+    scale: Tensor | None = None  # (B,) what residuals are divided by
 
 
 @dataclass

@@ -53,8 +53,8 @@ class Broyden(Solver[Secant]):
     aliases: ClassVar[Mapping[str, str]] = {"LBFGS_thres": "l_thres"}
 
     def __post_init__(self) -> None:
-        if self.l_thres is not None and self.l_thres < 1:
-            raise ValueError(f"l_thres must be None or at least 1, got {self.l_thres}")
+        if self.l_thres is not None and (self.l_thres != int(self.l_thres) or self.l_thres < 1):
+            raise ValueError(f"l_thres must be None or a whole number >= 1, got {self.l_thres}")
         if self.alpha <= 0:
             raise ValueError(f"alpha must be positive, got {self.alpha}")
         if self.update not in ("good", "bad"):

@@ -69,13 +69,15 @@ class SimpleFixedPointIter(Solver[None]):
         recorded = {0: problem.z0} if 0 in problem.record else {}
         while f.left:
             f.spend()
-            z, fz = fz, f.f.on_tensors(fz)
+            z, fz = fz, [t.detach() for t in f.f.on_tensors(fz)]
             if self.tau != 1:
                 fz = [torch.lerp(a, b, self.tau) for a, b in zip(z, fz, strict=True)]
             if f.nfe in problem.record:
                 recorded[f.nfe] = packing.join(fz)
         last = packing.join(fz)
         size, norm = (torch.linalg.vector_norm(t, dim=1) for t in (last - packing.join(z), last))
+        if problem.scale is not None:
+            size, norm = size / problem.scale, norm / problem.scale
         n = min(f.nfe, 1)  # a budget of 0 leaves nothing to tell
         trace = Trace(size[None, :][:n] / self.tau, norm[None, :][:n], [f.nfe] * n)
         return Outcome(last, [recorded.get(k, last) for k in problem.record], trace, f.nfe)

@@ -94,6 +94,7 @@ class FunctionSolver(Solver[None]):
     """A solver registered as a function in the interface of 0.1.0."""
 
     function: ClassVar[SolverFunction]
+    watches: ClassVar[bool] = False  # whatever it watches is its own affair
 
     def __init__(self, **options: Any) -> None:
         self.options = options

@@ -7,9 +7,8 @@ from math import inf
 import torch
 from torch import Tensor
 
-from torchdeq.solver.base import FixedPointFn, Iterate
+from torchdeq.solver.base import Iterate, Problem
 from torchdeq.solver.stats import Trace
-from torchdeq.solver.stopping import StopRule, relative
 
 _DEFER = 32  # iterates judged at once when nothing has to be decided in between
 _TINY = 1 << 13  # numbers in a state; above, keeping many alive costs more (cache) than it saves
@@ -24,16 +23,16 @@ class Ledger:
     without one it reads nothing.
     """
 
-    def __init__(
-        self, f: FixedPointFn, z0: Tensor, stop: StopRule, bar: Tensor | None = None
-    ) -> None:
+    def __init__(self, problem: Problem) -> None:
+        z0, stop, bar = problem.z0, problem.stop, problem.bar
         self.stop, self.goal = stop, stop.goal
         self.running = len(z0)  # samples that have not finished, as far as the host knows
         self.best = z0
-        self._f = f
+        self._f, self._scale = problem.f, problem.scale
         self._batch = len(z0)
         self._dtype = torch.promote_types(z0.dtype, torch.float32)  # of residuals
-        self._tiny = z0.numel() <= _TINY and not self.goal and not stop.return_final
+        defers = not self.goal and not stop.return_final and problem.scale is None
+        self._tiny = defers and z0.numel() <= _TINY
         self._every = stop.check_every if self.goal else _DEFER if self._tiny else 1
         # The bar is the residual to beat: -inf once a sample has finished.
         self._bar = z0.new_full(z0.shape[:1], inf, dtype=self._dtype) if bar is None else bar
@@ -47,8 +46,9 @@ class Ledger:
         self._norms: list[Tensor] = []  # |f(z)| by iterate, (b,)
         self._checks = 0
         self._nfe: list[int] = []
-        self._low = self._low_rel = self._bar
-        self._stalled: Tensor | None = None  # (B,)
+        self._low = self._bar
+        self._low_rel = torch.full_like(self._bar, inf)
+        self._stalled: Tensor | None = None  # (B,) the iterate at which a sample stalled, else -1
         # Once samples have left the batch: everybody's best state, who is here, and the trace so
         # far.
         self._all: Tensor | None = None
@@ -101,6 +101,7 @@ class Ledger:
         self._here = rows if self._here is None else self._here[rows]
         self.best, self._buffer = self.best.index_select(0, rows), None
         self._bar, self._low, self._low_rel = self._bar[rows], self._low[rows], self._low_rel[rows]
+        self._scale = None if self._scale is None else self._scale[rows]
         self._index = self._index[: len(rows)]
         self._spare = self._index.new_full((), len(rows))
         return rows
@@ -124,7 +125,8 @@ class Ledger:
         return torch.cat((old, everybody), dim=1)
 
     def _measure(self, it: Iterate) -> tuple[Tensor, Tensor]:
-        return self._norm(it.residual), self._norm(it.fz)
+        size, norm = self._norm(it.residual), self._norm(it.fz)
+        return (size, norm) if self._scale is None else (size / self._scale, norm / self._scale)
 
     def _norm(self, t: Tensor) -> Tensor:
         norm: Tensor = torch.linalg.vector_norm(t, dim=-1, dtype=self._dtype)
@@ -150,7 +152,8 @@ class Ledger:
         self._sizes.extend(size.unbind(0))
         self._norms.extend(norm.unbind(0))
         score = self.stop.measure(size, norm)
-        if self.goal:  # the first within the tolerance, else the best of them
+        if self.goal:  # the first within the tolerance, else the best of them; none after a NaN
+            score = torch.where((score < inf).cummin(0)[0], score, torch.nan)
             which = torch.where(score <= self.goal, -1.0, score.nan_to_num(nan=inf)).argmin(0)
             rows = torch.add(self._index, which, alpha=len(self._index))
             answer = torch.cat(answers).index_select(0, rows)
@@ -189,22 +192,22 @@ class Ledger:
         self._buffer.index_copy_(0, torch.where(better, self._index, self._spare), answer)
 
     def _look_for_stalls(self) -> None:
-        """At the floor of the precision, and no 10 % gain in four checks.
+        """At the floor of the precision, wandering, and no 10 % gain in four checks.
 
-        Never above the floor, where slow progress is still progress.
+        Progress that is slow but steady is never a stall.
         """
         recent = _PATIENCE * self._every
         size, norm = (torch.stack(rows[-recent:]) for rows in (self._sizes, self._norms))
-        low = self.stop.measure(size, norm).amin(0)
-        self._low_rel = torch.fmin(self._low_rel, relative(size, norm).amin(0))
+        score = self.stop.measure(size, norm)
+        low, steady = score.amin(0), (score.diff(dim=0) < 0).all(0)
+        rel = size / norm.clamp_min(torch.finfo(norm.dtype).tiny)
+        self._low_rel = torch.fmin(self._low_rel, rel.amin(0))
         eps = self._f.f.eps
         floor = eps if eps > 1e-4 else 4 * eps  # half types get below their eps, others near it
-        stalled = (self._bar > -inf) & (self._low_rel <= floor) & ~(low < 0.9 * self._low)
+        stalled = (self._bar > -inf) & (self._low_rel <= floor) & ~(low < 0.9 * self._low) & ~steady
         self._low = torch.fmin(self._low, low)
         self._bar = torch.where(stalled, self._done, self._bar)
         if self._stalled is None:
-            self._stalled = stalled.new_zeros(self._batch)
-        if self._here is None:
-            self._stalled |= stalled
-        else:
-            self._stalled[self._here] |= stalled
+            self._stalled = self._index.new_full((self._batch,), -1)
+        here = slice(None) if self._here is None else self._here
+        self._stalled[here] = torch.where(stalled, len(self._nfe) - 1, self._stalled[here])

@@ -27,9 +27,12 @@ def backtrack(
     t = torch.ones_like(phi0)
     phi = torch.full_like(phi0, torch.inf)
     best: tuple[Tensor, Tensor, Tensor] | None = None
-    done = torch.zeros_like(phi0, dtype=torch.bool)
-    for trial in range(max(1, min(tries, f.left))):
+    done = ~phi0.isfinite()  # a sample that is lost must not keep the others searching
+    trials = max(1, min(tries, f.left))
+    for trial in range(trials):
         point = (z + t * d).to(z.dtype)
+        if trial and trial == trials - 1:  # rather a plain step than the least bad of bad ones
+            point = torch.where(done, point, (z + g).to(z.dtype))
         image = f(point)
         residual = image - point
         phi_t = residual.square().sum(1, keepdim=True).nan_to_num(nan=torch.inf)

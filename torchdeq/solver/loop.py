@@ -58,6 +58,7 @@ def solve(
     args: tuple[Any, ...] = (),
     compact: bool = False,
     on_failure: str = "warn",
+    scale: Tensor | None = None,
 ) -> Solution:
     """Find a fixed point ``z = f(z)`` for every sample of a batch, without building a graph.
 
@@ -70,7 +71,13 @@ def solve(
         args: further arguments of ``f``; needed per sample for ``compact``.
         compact: finished samples leave the batch; every tensor in ``args`` must lead with it.
         on_failure: what to do about samples that did not converge: ignore, warn or raise.
+        scale: (B,) residuals are divided by it before they are compared and reported.
     """
+    if not isinstance(solver, Solver):
+        raise TypeError(
+            f"solver must be a Solver such as Anderson(), got {solver!r}; "
+            "make_solver(name, options) makes one from a name"
+        )
     stop = StopRule() if stop is None else stop
     if on_failure not in POLICIES:
         raise ValueError(
@@ -88,6 +95,7 @@ def solve(
         stop,
         tuple(record),
         compact,
+        scale=scale,
     )
     with f_packed.autocast.suspended():
         outcome = solver.run(problem, iterate)
@@ -95,13 +103,14 @@ def solve(
     told = on_failure != "ignore" and solver.watches and stop.goal and stop.max_iter
     if told and not outcome.trace.all_met(stop):
         report_failures(stats, on_failure, "the fixed-point solve")
-    return Solution(packing.unpack(outcome.z), [packing.unpack(z) for z in outcome.states], stats)
+    z, *states = (packing.unpack(t.detach()) for t in (outcome.z, *outcome.states))
+    return Solution(z, states, stats)
 
 
 def iterate(solver: Solver[Any], problem: Problem) -> Outcome:
     """Run an update rule until every sample has finished or the budget is spent."""
     f = problem.f
-    ledger = Ledger(f, problem.z0, problem.stop, problem.bar)
+    ledger = Ledger(problem)
     recorder = _Recorder(ledger, problem.record)
     observe = recorder.observe if problem.record else ledger.observe
     if f.left:
@@ -186,7 +195,7 @@ def _callers_level() -> int:
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None:
         module = frame.f_globals.get("__name__", "")
-        if not module.startswith(("torchdeq", "torch.")):
+        if module.split(".")[0] not in ("torchdeq", "torch"):
             break
         frame, level = frame.f_back, level + 1
     return level

@@ -77,7 +77,9 @@ class NewtonKrylov(Solver[Forcing]):
             return v - self._product(f.f, it, v)
 
         goal = state.eta * state.size
-        d, _ = GMRES(restart=self.inner).solve(matvec, g, StopRule(products, tol=None), goal=goal)
+        d, _ = GMRES(restart=self.inner, confirm=False).solve(
+            matvec, g, StopRule(products, tol=None), goal=goal
+        )
         if not products:
             d = g  # no Krylov space: a plain step
         z, fz, new_g = backtrack(f, it.z, d, g, self.ls_tries)
@@ -94,9 +96,9 @@ class NewtonKrylov(Solver[Forcing]):
         if self.jacobian == "exact":
             try:
                 return f.jvp(it.z, v)
-            except NotImplementedError as error:
+            except (NotImplementedError, RuntimeError) as error:
                 raise NotImplementedError(
-                    "f has no forward-mode derivative, which newton_krylov uses; pass "
+                    "f could not be differentiated in forward mode, which newton_krylov uses; pass "
                     f"jacobian='difference' ({error})"
                 ) from error
         norm = torch.linalg.vector_norm(v, dim=1, keepdim=True)

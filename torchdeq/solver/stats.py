@@ -23,24 +23,32 @@ class Trace:
     sizes: Tensor  # (N, B): |f(z) - z|
     norms: Tensor  # (N, B): |f(z)|
     nfe: Sequence[int]  # evaluations spent when each iterate was known
-    stalled: Tensor | None = None  # (B,)
+    stalled: Tensor | None = None  # (B,) the row at which each sample stalled, else -1
 
     def all_met(self, stop: StopRule) -> bool:
         """Whether every sample was within the tolerance at some iterate; reads the device."""
-        return bool((stop.measure(self.sizes, self.norms) <= stop.goal).any(0).all())
+        met = stop.measure(self.sizes, self.norms) <= stop.goal
+        return bool((met.any(0) & self.sizes.isfinite().all(0)).all())
 
     def then(self, later: Trace, spent: int) -> Trace:
-        """This record followed by that of a second solve of the same samples."""
+        """This record followed by that of a second solve of the same samples.
+
+        What was not finite here is only very large from now on: the sample got another chance.
+        """
+        most = torch.finfo(self.sizes.dtype).max
         return Trace(
-            torch.cat((self.sizes, later.sizes)),
+            torch.cat((self.sizes.nan_to_num(nan=most, posinf=most), later.sizes)),
             torch.cat((self.norms, later.norms)),
             [*self.nfe, *(spent + n for n in later.nfe)],
-            _either(self.stalled, later.stalled),
+            _stalls(self, later),
         )
 
 
-def _either(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return b if a is None else a if b is None else a | b
+def _stalls(first: Trace, later: Trace) -> Tensor | None:
+    if later.stalled is None:
+        return first.stalled
+    moved = torch.where(later.stalled < 0, -1, later.stalled + len(first.sizes))
+    return moved if first.stalled is None else torch.where(moved < 0, first.stalled, moved)
 
 
 def _filled(name: str) -> Any:
@@ -77,6 +85,8 @@ class SolverStat(dict[str, Tensor]):
         self, *args: Any, nfe: int = 0, status: Tensor | None = None, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
+        if args and isinstance(args[0], SolverStat):
+            nfe, status = nfe or args[0].nfe, args[0].status if status is None else status
         self.nfe = nfe
         self._status = status
         self._owed: tuple[Trace, StopRule, float] | None = None
@@ -173,17 +183,22 @@ def _summarise(trace: Trace, stop: StopRule, eps: float) -> tuple[dict[str, Tens
         values = {"abs_lowest": lowest, "rel_lowest": lowest, "nstep": torch.zeros_like(lowest)}
         status = torch.full_like(lowest, int(Status.MAX_ITER), dtype=torch.int8)
         return values | {"abs_trace": sizes.mT, "rel_trace": sizes.mT}, status
-    rel = relative(sizes, norms)
+    rel, rows = relative(sizes, norms), torch.arange(len(sizes), device=sizes.device)[:, None]
     score = stop.measure(sizes, norms).nan_to_num(nan=inf, posinf=inf)  # (N, B)
     met = (score <= stop.goal) if stop.goal else torch.zeros_like(score, dtype=torch.bool)
-    converged = met.any(0)
-    if stop.return_final:
-        at = torch.full_like(converged, len(score) - 1, dtype=torch.long)
-    else:  # the first state within the tolerance, else the best one
-        at = torch.where(met, -1.0, score).argmin(0)
+    # A sample ends at the first iterate within the tolerance or not finite, or where it stalled;
+    # what its mates make it do afterwards does not count.
+    ends = met | (score == inf) if stop.goal else met
+    last = torch.where(ends.any(0), ends.int().argmax(0), len(score) - 1)
+    stalled = torch.zeros_like(ends[0])
+    if trace.stalled is not None:
+        stalled = (trace.stalled >= 0) & (trace.stalled <= last)
+        last = torch.where(stalled, trace.stalled, last)
+    after = rows > last
+    converged = met.gather(0, last[None])[0]
+    at = last if stop.return_final else torch.where(after, inf, score).argmin(0)
     steps = torch.tensor(trace.nfe, dtype=sizes.dtype).to(sizes.device)
     known = score.gather(0, at[None])[0] < inf  # otherwise the start itself was returned
-    after = converged & (torch.arange(len(score), device=at.device)[:, None] > at)
 
     def fill(values: Tensor) -> tuple[Tensor, Tensor]:
         lowest = values.gather(0, at[None])[0]
@@ -199,9 +214,9 @@ def _summarise(trace: Trace, stop: StopRule, eps: float) -> tuple[dict[str, Tens
         "nstep": torch.where(known, steps[at], 0.0),
     }
     # Growth below the square root of the precision is noise around a good state.
-    grown = (score[-1] > _GROWTH * score[0]) & (rel[-1] > eps**0.5)
+    final, rel_final = (t.gather(0, last[None])[0] for t in (score, rel))
+    grown = (final > _GROWTH * score[0]) & (rel_final > eps**0.5)
     status = torch.where(grown, int(Status.DIVERGED), int(Status.MAX_ITER))
-    status = torch.where(torch.isfinite(sizes[-1]), status, int(Status.NONFINITE))
-    if trace.stalled is not None:
-        status = torch.where(trace.stalled, int(Status.STALLED), status)
+    status = torch.where(final < inf, status, int(Status.NONFINITE))
+    status = torch.where(stalled, int(Status.STALLED), status)
     return values, torch.where(converged, int(Status.CONVERGED), status).to(torch.int8)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from math import inf
 
+import torch
 from torch import Tensor
 
 from torchdeq.registry import suggest
@@ -77,7 +78,7 @@ class StopRule:
             raise ValueError(
                 f"unknown stop mode {self.mode!r}{suggest(str(self.mode), list(MODES))}"
             )
-        if self.max_iter != int(self.max_iter) or self.max_iter < 0:
+        if not 0 <= self.max_iter < inf or self.max_iter != int(self.max_iter):
             raise ValueError(f"max_iter must be a whole number >= 0, got {self.max_iter}")
         if self.check_every != int(self.check_every) or self.check_every < 1:
             raise ValueError(f"check_every must be a whole number >= 1, got {self.check_every}")
@@ -104,7 +105,8 @@ class StopRule:
     def measure(self, size: Tensor, norm: Tensor) -> Tensor:
         """The residual to compare with :attr:`goal`, from ``size`` = |g| and ``norm`` = |f(z)|."""
         if self.goal and self.rtol is not None and self.atol is not None:
-            return size / (self.rtol * norm + self.atol + 1e-300 * (self.atol == 0))
+            allowed = self.rtol * norm + self.atol
+            return size / allowed.clamp_min(torch.finfo(allowed.dtype).tiny)
         return relative(size, norm) if self.mode == "rel" else size
 
 
