@@ -53,6 +53,14 @@ def test_only_newton_uses_the_linear_solvers_inside_the_solve() -> None:
     assert users == {"newton_krylov.py"}
 
 
+@pytest.mark.parametrize("first", ["linear", "linear.gmres", "solver", "grad", "packing"])
+def test_any_part_can_be_imported_first(first: str) -> None:
+    code = (
+        f"import sys, types, torch; import torchdeq.{first}; import torchdeq; torchdeq.fixed_point"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_the_library_needs_torch_alone() -> None:
     code = (
         "import sys; before = set(sys.modules); import torch; known = set(sys.modules);"

@@ -1,5 +1,6 @@
 """Matrix-free linear solvers for adjoint and Newton systems."""
 
+import torchdeq.solver  # noqa: F401  (first: its Newton method uses the solvers of this package)
 from torchdeq.linear.base import LINEAR, LinearSolution, LinearSolver, Matvec
 from torchdeq.linear.bicgstab import BiCGStab
 from torchdeq.linear.gmres import GMRES

@@ -17,9 +17,9 @@ def backtrack(
     r"""The first of ``z + t d`` with :math:`|g(z + t d)|^2 \le (1 - 2 \cdot 10^{-4} t) |g(z)|^2`.
 
     ``t`` starts at 1 and follows the minimiser of the parabola through what is known; a trial that
-    is not finite shrinks it most. A sample without an acceptable trial within ``tries`` (or the
-    budget) takes the best one. Each trial evaluates ``f`` once for the whole batch and reads one
-    flag.
+    is not finite shrinks it most. The last of the ``tries`` (or of the budget) is a plain step,
+    ``z + g``; a sample that accepts none takes the best one. Each trial evaluates ``f`` once for
+    the whole batch and reads one flag.
 
     Returns the points, their images and residuals.
     """
