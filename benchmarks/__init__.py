@@ -1,0 +1,1 @@
+"""What the solvers cost and how fast they converge, beside torchdeq 0.1.0."""

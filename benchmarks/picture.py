@@ -1,0 +1,85 @@
+"""The three answers in one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.contest import OLD, OURS
+from benchmarks.memory import Memory
+from benchmarks.overhead import RULES, Overhead
+from benchmarks.to_tolerance import BUDGET, TOLERANCES, ToTolerance
+
+COLOURS = {OURS: "#2a6fbb", OLD: "#c9732b"}
+Bars = dict[str, dict[str, float]]  # contestant -> label -> height
+
+
+def draw(overhead: Overhead, to_tolerance: ToTolerance, memory: Memory, path: Path) -> None:
+    """Write the picture; names of cases and solvers are below the bars."""
+    figure = Figure(figsize=(13, 13), layout="constrained")
+    top, middle, bottom = figure.subplots(3, 1)
+    _bars(top, _times(overhead))
+    top.set_title("Time of a solve over that of f alone, 30 evaluations")
+    top.axhline(1, color="black", linewidth=0.8)
+    top.set_yscale("log")
+    top.minorticks_off()
+    top.set_yticks([1, 2, 5, 10, 20, 50], labels=["1", "2", "5", "10", "20", "50"])
+    tight = TOLERANCES[-1]
+    _bars(middle, *_evaluations(to_tolerance))
+    middle.set_title(
+        f"Evaluations to a relative residual of {tight:.0e} (hatched: not reached in {BUDGET})"
+    )
+    _bars(bottom, {who: _states(memory, who) for who in COLOURS})
+    bottom.set_title(f"Peak memory in states, {memory.case} (line: f alone)")
+    bottom.axhline(memory.bare / memory.state, color="black", linewidth=0.8)
+    figure.savefig(path, format="png", dpi=120)
+
+
+def _times(overhead: Overhead) -> Bars:
+    heights: Bars = {who: {} for who in COLOURS}
+    for row in overhead.rows:
+        for who, cost in row.cost.items():
+            if row.solver in RULES:
+                height = cost.total.median / cost.bare.median
+                heights[who][f"{row.case}\n{row.solver}"] = height
+    return heights
+
+
+def _evaluations(to_tolerance: ToTolerance) -> tuple[Bars, set[tuple[str, str]]]:
+    heights: Bars = {who: {} for who in COLOURS}
+    failed = set()
+    for row in to_tolerance.rows:
+        for who, runs in row.runs.items():
+            if row.solver in RULES:
+                label = f"{row.case}\n{row.solver}"
+                heights[who][label] = runs[-1].calls if runs[-1].reached else BUDGET
+                if not runs[-1].reached:
+                    failed.add((who, label))
+    return heights, failed
+
+
+def _states(memory: Memory, who: str) -> dict[str, float]:
+    return {row.solver: row.peak[who] / memory.state for row in memory.rows if who in row.peak}
+
+
+def _bars(axes: Axes, heights: Bars, hatched: Collection[tuple[str, str]] = ()) -> None:
+    """Contestants side by side, one group of bars per label."""
+    labels = list(dict.fromkeys(label for bars in heights.values() for label in bars))
+    width = 0.8 / len(heights)
+    for i, (who, bars) in enumerate(heights.items()):
+        for j, label in enumerate(labels):
+            if label in bars:
+                axes.bar(
+                    j + (i - 0.5) * width,
+                    bars[label],
+                    width,
+                    color=COLOURS[who],
+                    hatch="//" if (who, label) in hatched else None,
+                    edgecolor="white",
+                )
+        axes.bar(0, 0, color=COLOURS[who], label=who)  # for the legend
+    axes.set_xticks(range(len(labels)), labels, rotation=90 if len(labels) > 8 else 0, fontsize=8)
+    axes.legend()

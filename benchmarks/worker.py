@@ -1,0 +1,147 @@
+"""A long-lived process that measures one contestant: JSON lines in, JSON lines out.
+
+Started as ``python -m benchmarks.worker MODULE [FOLDER]``; the folder comes first on its path.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import torch
+from torch.autograd.profiler import profile
+
+from benchmarks.cases import CASES, Case, State, apply, residual
+
+Reply = dict[str, Any]
+load = cache(lambda name: CASES[name]())
+
+
+class Bench:
+    """What can be asked about a contestant."""
+
+    def __init__(self, contestant: Any) -> None:
+        self.contestant = contestant
+
+    def hello(self) -> Reply:
+        """Which solvers there are, and which of them take a tolerance."""
+        return {"solvers": self.contestant.NAMES, "stopping": self.contestant.STOPPING}
+
+    def check(self, case: str, solver: str, calls: int, tol: float) -> Reply:
+        """One solve with every call of ``f`` counted, its claim, and the residual of its answer."""
+        problem, count = load(case), 0
+
+        def f(*z: State) -> State:
+            nonlocal count
+            count += 1
+            return problem.f(*z)
+
+        z, stats = self.contestant.solve(f, problem.z0, solver, calls, tol)
+        return {
+            "calls": count,
+            "claimed": float(stats["rel_lowest"].max()),
+            "residual": residual(problem, z),
+        }
+
+    def time(self, case: str, solver: str, calls: int, tol: float, least: float) -> Reply:
+        """Seconds of one solve."""
+        return {"seconds": seconds(self._solve(load(case), solver, calls, tol), least)}
+
+    def compare(self, case: str, solver: str, calls: int, least: float) -> Reply:
+        """Seconds of as many plain calls of ``f``, and then of a solve without a tolerance."""
+        problem = load(case)
+        bare = seconds(lambda: iterate(problem, calls), least)
+        return {"bare": bare, **self.time(case, solver, calls, 0.0, least)}
+
+    def read(self, case: str, solver: str, calls: int, least: float) -> Reply:
+        """Seconds of a solve whose statistics are looked at."""
+        problem = load(case)
+
+        def run() -> None:
+            self.contestant.solve(problem.f, problem.z0, solver, calls, 0.0)[1]["rel_lowest"]
+
+        return {"seconds": seconds(run, least)}
+
+    def peak(self, case: str, solver: str | None, calls: int) -> Reply:
+        """The most bytes that tensors held at once in a solve, or in plain calls of ``f``."""
+        problem = load(case)
+        if solver is None:
+            return {"bytes": peak_bytes(lambda: iterate(problem, calls))}
+        return {"bytes": peak_bytes(self._solve(problem, solver, calls, 0.0))}
+
+    def _solve(self, case: Case, solver: str, calls: int, tol: float) -> Callable[[], object]:
+        return lambda: self.contestant.solve(case.f, case.z0, solver, calls, tol)
+
+
+def iterate(case: Case, calls: int) -> None:
+    """Bare f: the least that any solver costs."""
+    z = case.z0
+    for _ in range(calls):
+        z = apply(case.f, z)
+
+
+def seconds(run: Callable[[], object], least: float) -> float:
+    """The mean time of one run, over as many as fill ``least`` seconds; no garbage collection.
+
+    It is the processor's time: with one thread, the clock's less the turns of other programs.
+    """
+    gc.collect()
+    gc.disable()
+    count, start = 0, process_time()
+    while (elapsed := process_time() - start) < least or not count:
+        run()
+        count += 1
+    gc.enable()
+    return elapsed / count
+
+
+def peak_bytes(run: Callable[[], object]) -> int:
+    """The highest sum of live allocations of torch's CPU allocator.
+
+    The allocator reports every allocation and release to the profiler, so the number is exact and
+    has no noise; the resident size of a process would also tell of what was freed before.
+    """
+    gc.collect()
+    with profile(profile_memory=True) as record:
+        run()
+    assert record.kineto_results is not None
+    events = [e for e in record.kineto_results.events() if e.name() == "[memory]"]
+    now = top = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        top = max(top, now)
+    return top
+
+
+def main(module: str, folder: str | None = None) -> None:
+    """Answer requests until the input ends; an error is an answer too."""
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a library may print
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    if folder is not None:
+        sys.path.insert(0, folder)
+        found = import_module("torchdeq").__file__
+        if found is None or not Path(found).is_relative_to(folder):
+            raise ImportError(f"torchdeq came from {found}, expected it in {folder}")
+    bench = Bench(import_module(f"benchmarks.{module}"))
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            reply = getattr(bench, request.pop("op"))(**request)
+        except Exception as error:
+            first_line = next(iter(str(error).splitlines()), "")
+            reply = {"error": f"{type(error).__name__}: {first_line}"}
+        print(json.dumps(reply), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
