@@ -115,12 +115,15 @@ class Solver(ABC, Generic[S]):
 
     #: Whether the solve watches its residuals; if not, nobody is told about failures.
     watches: ClassVar[bool] = True
+    #: Whether the answer at an iterate is the point itself, not its image.
+    answers_point: ClassVar[bool] = False
     #: Other names of options, from published interfaces.
     aliases: ClassVar[Mapping[str, str]] = {}
 
     def at(self, f: FixedPointFn, z: Tensor) -> Iterate:
         """Evaluate ``f`` at ``z``: the first iterate of a solve."""
-        return Iterate(z, f(z))
+        fz = f(z)
+        return Iterate(z, fz, fz - z, x=z) if self.answers_point else Iterate(z, fz)
 
     def init(self, it: Iterate) -> S:
         """The rule's memory after its first iterate."""

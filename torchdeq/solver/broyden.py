@@ -50,6 +50,7 @@ class Broyden(Solver[Secant]):
     update: Literal["good", "bad"] = "good"
     ls: bool = False
     ls_tries: int = 4
+    answers_point: ClassVar[bool] = True
     aliases: ClassVar[Mapping[str, str]] = {"LBFGS_thres": "l_thres"}
 
     def __post_init__(self) -> None:
@@ -61,10 +62,6 @@ class Broyden(Solver[Secant]):
             raise ValueError(f"update must be 'good' or 'bad', got {self.update!r}")
         if self.ls_tries < 1:
             raise ValueError(f"ls_tries must be at least 1, got {self.ls_tries}")
-
-    def at(self, f: FixedPointFn, z: Tensor) -> Iterate:
-        fz = f(z)
-        return Iterate(z, fz, fz - z, x=z)
 
     def init(self, it: Iterate) -> Secant:
         g = _wide(it.residual)

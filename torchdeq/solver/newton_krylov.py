@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -49,6 +49,7 @@ class NewtonKrylov(Solver[Forcing]):
     eta: float = 0.1
     ls_tries: int = 6
     jacobian: Literal["exact", "difference"] = "exact"
+    answers_point: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.inner < 1 or self.ls_tries < 1:
@@ -59,10 +60,6 @@ class NewtonKrylov(Solver[Forcing]):
             raise ValueError(f"eta must lie in (0, 1), got {self.eta}")
         if self.jacobian not in ("exact", "difference"):
             raise ValueError(f"jacobian must be 'exact' or 'difference', got {self.jacobian!r}")
-
-    def at(self, f: FixedPointFn, z: Tensor) -> Iterate:
-        fz = f(z)
-        return Iterate(z, fz, fz - z, x=z)
 
     def init(self, it: Iterate) -> Forcing:
         size = torch.linalg.vector_norm(it.residual, dim=1)
