@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any, NamedTuple
 
 import pytest
@@ -165,3 +166,12 @@ def test_arguments_follow_the_samples_that_stay() -> None:
     assert kept[0].tolist() == [2, 0]
     assert kept[1]["a"][0].tolist() == [2.0, 0.0]
     assert kept[2:] == ("text", None)
+
+
+def test_a_mapping_keeps_its_type_and_what_it_holds_beside_its_items() -> None:
+    state: Any = defaultdict(list, {"a": torch.zeros(2, 1), "b": torch.ones(2)})
+    again = Packing(state).unpack(Packing(state).pack(state))
+    assert isinstance(again, defaultdict)
+    assert again.default_factory is list
+    assert torch.equal(again["b"], state["b"])
+    assert again is not state

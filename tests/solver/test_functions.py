@@ -121,3 +121,15 @@ def test_a_class_registers_once_built_in_names_never() -> None:
         register_solver("anderson", halving)
     with pytest.raises(TypeError, match="a solver is a Solver class or a function"):
         register_solver("nothing", 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("_clean")
+def test_a_registered_function_fails_audibly_and_refuses_what_it_does_not_know() -> None:
+    register_solver("halving", halving)
+    solver, z0 = make_solver("halving", {}), torch.zeros(2, 3)
+    with pytest.warns(torchdeq.ConvergenceWarning, match="MAX_ITER"):
+        solve(torch.cos, z0, solver, StopRule(2, 1e-6))
+    with pytest.raises(ValueError, match="give tol instead"):
+        solve(torch.cos, z0, solver, StopRule(9, None, rtol=1e-3, atol=1e-3))
+    with pytest.raises(ValueError, match="'halving' leaves no residuals"):
+        make_solver("auto", {"chain": ("halving", "anderson")})

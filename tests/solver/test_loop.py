@@ -141,6 +141,7 @@ def test_rtol_and_atol_together() -> None:
     [
         ({"max_iter": -1}, "max_iter must be a whole number >= 0, got -1"),
         ({"max_iter": 2.5}, "whole number"),
+        ({"max_iter": float("inf")}, "whole number"),
         ({"tol": -1.0}, "tol must be None or a finite number >= 0"),
         ({"tol": float("nan")}, "tol must be None"),
         ({"mode": "rell"}, "unknown stop mode 'rell'; did you mean 'rel'"),
@@ -215,6 +216,13 @@ def test_a_key_set_before_the_statistics_are_read_is_kept() -> None:
     stats["sradius"] = torch.ones(3)
     assert stats["sradius"].tolist() == [1.0] * 3
     assert set(stats) == KEYS
+
+
+def test_a_copy_of_the_statistics_knows_how_the_samples_ended() -> None:
+    stats = solve(torch.cos, torch.zeros(3, 2), Anderson(), StopRule(30, 1e-5)).stats
+    again = SolverStat(stats)
+    assert torch.equal(again.status, stats.status)
+    assert again.nfe == stats.nfe
 
 
 def test_statistics_of_the_final_step() -> None:
@@ -427,7 +435,7 @@ def test_newton_prefers_a_plain_step_to_a_leap_into_the_void() -> None:
 
 
 def test_a_chain_holds_only_solvers_it_can_follow() -> None:
-    with pytest.raises(ValueError, match="watches no residuals"):
+    with pytest.raises(ValueError, match="leaves no residuals"):
         Auto(chain=("simple_fixed_point_iter",))
 
 

@@ -144,7 +144,16 @@ def test_the_absolute_ridge_is_that_of_the_published_release() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"m": 0}, {"lam": -1.0}, {"ridge": -1.0}, {"type": 3}, {"safeguard": 0.0}]
+    "options",
+    [
+        {"m": 0},
+        {"m": 2.5},
+        {"lam": -1.0},
+        {"lam": float("nan")},
+        {"ridge": -1.0},
+        {"type": 3},
+        {"safeguard": 0.0},
+    ],
 )
 def test_anderson_refuses_nonsense(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
@@ -249,7 +258,8 @@ def test_the_line_search_rescues_broyden_far_from_the_solution() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"l_thres": 0}, {"alpha": 0.0}, {"update": "ugly"}, {"ls_tries": 0}]
+    "options",
+    [{"l_thres": 0}, {"l_thres": 2.5}, {"alpha": 0.0}, {"update": "ugly"}, {"ls_tries": 0}],
 )
 def test_broyden_refuses_nonsense(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):

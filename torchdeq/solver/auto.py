@@ -41,8 +41,8 @@ class Auto(Solver[None]):
         for name in self.chain:
             if SOLVERS[name] is Auto:
                 raise ValueError("auto cannot be part of its own chain")
-            if not SOLVERS[name].watches:
-                raise ValueError(f"{name!r} watches no residuals, so the chain cannot follow it")
+            if not SOLVERS[name].chains:
+                raise ValueError(f"{name!r} leaves no residuals, so a chain cannot go on from it")
 
     def run(self, problem: Problem, loop: Loop) -> Outcome:
         stop, f = problem.stop, problem.f

@@ -115,6 +115,8 @@ class Solver(ABC, Generic[S]):
 
     #: Whether the solve watches its residuals; if not, nobody is told about failures.
     watches: ClassVar[bool] = True
+    #: Whether a chain can go on from where it stopped, by the residuals it leaves.
+    chains: ClassVar[bool] = True
     #: Whether the answer at an iterate is the point itself, not its image.
     answers_point: ClassVar[bool] = False
     #: Other names of options, from published interfaces.

@@ -59,6 +59,7 @@ class SimpleFixedPointIter(Solver[None]):
 
     tau: float = 1.0
     watches: ClassVar[bool] = False
+    chains: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_damping(self.tau)

@@ -94,13 +94,15 @@ class FunctionSolver(Solver[None]):
     """A solver registered as a function in the interface of 0.1.0."""
 
     function: ClassVar[SolverFunction]
-    watches: ClassVar[bool] = False  # whatever it watches is its own affair
+    chains: ClassVar[bool] = False
 
     def __init__(self, **options: Any) -> None:
         self.options = options
 
     def run(self, problem: Problem, loop: Loop) -> Outcome:
         f, stop, packing = problem.f, problem.stop, problem.f.f.packing
+        if stop.rtol is not None:
+            raise ValueError("a registered function knows tol and stop_mode only: give tol instead")
         single = len(packing.leaves) == 1
         to_rows = packing.leaves[0].to_rows if single else lambda t: t
         calls = _Counted(f, single)
