@@ -93,7 +93,7 @@ class SolverStat(dict[str, Tensor]):
 
     for _name in (
         *("__getitem__", "__iter__", "__len__", "__contains__", "__eq__", "__repr__", "__or__"),
-        *("get", "keys", "values", "items", "copy", "pop", "__delitem__"),
+        *("get", "keys", "values", "items", "copy", "pop", "setdefault", "__delitem__"),
     ):
         locals()[_name] = _filled(_name)
     del _name
@@ -143,7 +143,7 @@ class SolverStat(dict[str, Tensor]):
             owed, self._owed = self._owed, None
             values, self._status = _summarise(*owed)
             for key, value in values.items():
-                self.setdefault(key, value)
+                dict.setdefault(self, key, value)  # what the caller has set stays
         for key in ("abs_lowest", "rel_lowest", "nstep", "sradius", "abs_trace", "rel_trace"):
             if not dict.__contains__(self, key):
                 self[key] = torch.full((1, 1) if "trace" in key else (1,), -1.0)
