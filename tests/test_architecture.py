@@ -17,9 +17,21 @@ ROOT = Path(torchdeq.__file__).parent
 ALLOWED = {
     "registry": set(),
     "autocast": set(),
+    "modules": set(),
+    "randomness": set(),
+    "tracing": set(),
+    "dropout": set(),
+    "initial": set(),
     "packing": {"autocast"},
-    "solver": {"registry", "packing", "solver", "linear"},
+    "memory": {"modules"},
+    "solver": {"registry", "packing", "solver", "linear", "tracing"},
     "linear": {"autocast", "registry", "solver", "linear"},
+    "grad": {
+        *("registry", "packing", "modules", "randomness", "tracing"),
+        *("solver", "linear", "grad"),
+    },
+    "functional": {"packing", "randomness", "tracing", "solver", "grad"},
+    "loss": {"autocast", "packing", "registry", "loss"},
 }
 
 

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchdeq.grad.base import Backward, beside
+from torchdeq.grad import Backward, Implicit, Reversible
+from torchdeq.grad.base import beside, unmoved_by
 from torchdeq.grad.closure import ExplicitFn, transforms_active
 from torchdeq.grad.explicit import root
-from torchdeq.grad.implicit import Implicit
 from torchdeq.packing import PackedFn, Packing, State
-from torchdeq.solver import Anderson, Solver, SolverStat, StopRule, solve
+from torchdeq.randomness import Randomness
+from torchdeq.solver import (
+    Anderson,
+    Broyden,
+    FixedPointIter,
+    Solver,
+    SolverStat,
+    StopRule,
+    report_failures,
+    solve,
+)
+from torchdeq.tracing import untraced
 
 
 @dataclass(frozen=True)
@@ -33,6 +44,7 @@ class FixedPoint:
     stats: SolverStat
 
 
+@untraced
 def fixed_point(
     f: Callable[..., State],
     z0: State,
@@ -41,6 +53,7 @@ def fixed_point(
     solver: Solver[Any] | None = None,
     backward: Backward | None = None,
     stop: StopRule | None = None,
+    record: Sequence[tuple[int, Backward]] = (),
     compact: bool = False,
     on_failure: str = "warn",
     keep_estimate: bool = False,
@@ -52,69 +65,140 @@ def fixed_point(
 
     Args:
         f: called as ``f(z, *args)``, or ``f(*z, *args)`` for a tuple or list state.
-        z0: the start. It receives no gradient, except for a budget of 0.
+        z0: the start. Its gradient is zero, except for a budget of 0 and reversible iterations.
         args: further arguments of ``f``.
-        solver: Anderson acceleration if None.
+        solver: Anderson acceleration if None. A reversible backward runs an iteration of its own.
         backward: implicit differentiation by GMRES if None.
         stop: budget and tolerance of the forward solve.
+        record: the state after so many evaluations is returned as well, each made differentiable
+            by a backward of its own.
         compact: finished samples leave the batch; every tensor in ``args`` must lead with it.
         on_failure: what to do about samples that did not converge: ignore, warn or raise.
         keep_estimate: return the solver's own estimate, bit for bit, with the gradient of what the
             backward pass attaches beside it; False returns the attached state itself.
     """
-    solver, backward = solver or Anderson(), backward or Implicit()
-    stop = StopRule() if stop is None else stop
     packing = Packing(z0)
     packed = packing.wrap(f, args)
-    if transforms_active() or (isinstance(backward, Implicit) and backward.higher_order):
-        if compact:
-            raise ValueError(
-                "compact=True cannot be combined with higher_order=True, torch.func transforms or "
-                "forward mode: they need the whole batch again in the backward pass"
-            )
-        ask = _Ask(solver, stop, on_failure, keep_estimate)
-        return _explicit(packed, packing.pack(z0).detach(), ask, backward)
-    found = solve(f, z0, solver, stop, args=args, compact=compact, on_failure=on_failure)
-    if keep_estimate and not torch.is_grad_enabled():
-        return FixedPoint(found.z, [found.z], found.stats)
-    # With nothing solved, the start keeps its graph: backpropagation through time reaches it.
-    z = packing.pack(found.z if stop.max_iter else z0)
-    states = backward.attach(packed, z)
-    if keep_estimate:
-        states = [beside(packing.split(z.detach()), states[-1])]
+    backward = Implicit() if backward is None else backward
+    stop = StopRule() if stop is None else stop
+    ask = _Ask(solver, stop, tuple(record), compact, on_failure, keep_estimate)
+    states, stats = _attached(packed, z0, ask, backward)
     shaped = [packing.rebuild(tensors) for tensors in states]
-    return FixedPoint(shaped[-1], shaped, found.stats)
+    return FixedPoint(shaped[-1], shaped, stats)
 
 
 class _Ask(NamedTuple):
-    """What is asked of the forward solve on the explicit path."""
+    """What is asked of the forward solve."""
 
-    solver: Solver[Any]
+    solver: Solver[Any] | None
     stop: StopRule
+    record: tuple[tuple[int, Backward], ...]
+    compact: bool
     on_failure: str
     keep_estimate: bool
 
+    @property
+    def rule(self) -> Solver[Any]:
+        return Anderson() if self.solver is None else self.solver
 
-def _explicit(packed: PackedFn, z0: Tensor, ask: _Ask, backward: Backward) -> FixedPoint:
-    """The path on which everything that ``f`` uses is an input."""
-    packing = packed.packing
-    F = _Equilibrium(packed, z0, ask, backward)
-    z = root(F, z0, *F.explicit.inputs)
+
+States = tuple[list[list[Tensor]], SolverStat]
+
+
+def _attached(f: PackedFn, z0: State, ask: _Ask, backward: Backward) -> States:
+    """Differentiable states, the last of them the answer, by whichever path is needed."""
+    if isinstance(backward, Reversible):
+        return _reversible(f, f.packing.pack(z0), ask, backward)
+    explicit = transforms_active() or (isinstance(backward, Implicit) and backward.higher_order)
+    if explicit and ask.compact:
+        raise ValueError(
+            "compact=True cannot be combined with higher_order=True, torch.func transforms or "
+            "forward mode: they need the whole batch again in the backward pass"
+        )
+    path = _explicit if explicit else _kept_graph
+    states, stats = path(f, z0, ask, backward)
+    unrolled = not ask.stop.max_iter and not isinstance(backward, Implicit)
+    if torch.is_grad_enabled() and not unrolled:
+        start = f.packing.split(f.packing.pack(z0))
+        states = [unmoved_by(start, tensors) for tensors in states]
+    return states, stats
+
+
+def _kept_graph(f: PackedFn, z0: State, ask: _Ask, backward: Backward) -> States:
+    """Solve without a graph, then attach one at the solved states."""
+    packing, stop = f.packing, ask.stop
+    shine = isinstance(backward, Implicit) and backward.init == "shine"
+    if shine and (not isinstance(ask.rule, Broyden) or ask.compact):
+        raise ValueError(
+            "init='shine' reuses the inverse Jacobian of the forward solve: that must be Broyden's "
+            f"on the whole batch, got {type(ask.rule).__name__} with compact={ask.compact}"
+        )
+    found = solve(
+        f.f, z0, ask.rule, stop, [k for k, _ in ask.record], args=f.args, compact=ask.compact,
+        on_failure=ask.on_failure, keep_memory=shine,
+    )  # fmt: skip
+    if ask.keep_estimate and not torch.is_grad_enabled():
+        return [packing.split(packing.pack(found.z))], found.stats
+    states: list[list[Tensor]] = []
+    for z_k, (_, method) in zip(found.states, ask.record, strict=True):
+        states += method.attach(f, packing.pack(z_k))
     if isinstance(backward, Implicit):
-        states = [packing.split(z)]
-    else:
-        states = backward.attach(packed, z.detach())
-        if ask.keep_estimate:
-            states = [beside(packing.split(z.detach()), states[-1])]
-    shaped = [packing.rebuild(tensors) for tensors in states]
-    return FixedPoint(shaped[-1], shaped, F.stats)
+        backward = backward.informed(found)
+    # With nothing solved, the start keeps its graph: backpropagation through time reaches it.
+    z = packing.pack(found.z if stop.max_iter else z0)
+    states += backward.attach(f, z)
+    if ask.keep_estimate:
+        states = [beside(packing.split(z.detach()), states[-1])]
+    return states, found.stats
+
+
+def _reversible(f: PackedFn, z0: Tensor, ask: _Ask, backward: Reversible) -> States:
+    """An iteration that is its own solver."""
+    if ask.solver not in (None, FixedPointIter()):
+        raise ValueError(
+            "a reversible backward runs its own damped iteration: the solver must be "
+            f"fixed_point_iter without options, got {ask.solver}"
+        )
+    if ask.record or ask.compact:
+        raise ValueError(
+            "a reversible iteration gives its last state, for the whole batch: drop "
+            + ("record" if ask.record else "compact=True")
+        )
+    states, stats = backward.run(f, z0, ask.stop)
+    if ask.on_failure != "ignore" and ask.stop.goal and ask.stop.max_iter:
+        report_failures(stats, ask.on_failure, "the reversible iteration")
+    return states, stats
+
+
+def _explicit(f: PackedFn, z0: State, ask: _Ask, backward: Backward) -> States:
+    """The path on which everything that ``f`` uses is an input."""
+    packing, start = f.packing, f.packing.pack(z0).detach()
+    states: list[list[Tensor]] = []
+    stats = SolverStat()
+    # A function transform cannot look into a solve: each sampled state has one of its own.
+    samples = () if ask.keep_estimate else ask.record
+    for k, method in (*samples, (ask.stop.max_iter, backward)):
+        part = ask._replace(stop=replace(ask.stop, max_iter=k), record=())
+        F = _Equilibrium(f, start, part, method)
+        z = root(F, start, *F.explicit.inputs)
+        stats = F.stats
+        if isinstance(method, Implicit):
+            states.append(packing.split(z))
+        elif ask.stop.max_iter:
+            states += method.attach(f, z.detach())
+        else:
+            states += method.attach(f, packing.pack(z0))
+    if ask.keep_estimate and not isinstance(backward, Implicit):
+        states = [beside(packing.split(z.detach()), states[-1])]
+    return states, stats
 
 
 class _Equilibrium:
     """The operator of a fixed point: ``f`` with explicit inputs, and both solves."""
 
     def __init__(self, packed: PackedFn, z0: Tensor, ask: _Ask, backward: Backward) -> None:
-        self.explicit, self.ask = ExplicitFn(packed, z0), ask
+        self.explicit, self.ask = ExplicitFn(packed), ask
+        self.explicit.rehearse(z0)
         self.implicit = isinstance(backward, Implicit)
         self.method = backward if isinstance(backward, Implicit) else Implicit()
         self.stats = SolverStat()
@@ -132,12 +216,12 @@ class _Equilibrium:
         def on_rows(z: Tensor) -> Tensor:
             return f(z.view(z0.shape)).reshape(rows.shape)
 
-        found = solve(on_rows, rows, ask.solver, ask.stop, on_failure=ask.on_failure)
+        found = solve(on_rows, rows, ask.rule, ask.stop, on_failure=ask.on_failure)
         self.stats = found.stats
         z: Tensor = found.z.view(z0.shape)
         if self.implicit and not ask.keep_estimate:
             return self.explicit.last_call(f, z)
-        self.explicit.only_repeat(torch.get_rng_state())
+        self.explicit.repeat(Randomness(z.device))
         return z
 
     def solve_affine(self, f: Callable[[Tensor], Tensor], g: Tensor) -> Tensor:

@@ -3,20 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
+
+from torchdeq.modules import ModuleState
 
 
 def mem_gc(func: Callable[..., Any], in_args: tuple[Any, ...] | None = None) -> Any:
     """``func(*in_args)`` whose activations are computed again when the gradient needs them.
 
     Gradients reach the arguments, the parameters of modules and every tensor that ``func`` closes
-    over. Random numbers and autocast are as in the first evaluation. Inside ``torch.func``
-    transforms, which cannot recompute, it is a plain call.
+    over. Random numbers, autocast and the tensors of modules are as in the first evaluation, and
+    running statistics are not updated again. Inside ``torch.func`` transforms, which cannot
+    recompute, it is a plain call.
     """
     args = () if in_args is None else tuple(in_args)
     if torch._C._are_functorch_transforms_active():
         return func(*args)
-    return checkpoint(func, *args, use_reentrant=False)
+    modules = ModuleState(func)
+    return checkpoint(
+        func,
+        *args,
+        use_reentrant=False,
+        context_fn=lambda: (nullcontext(), _Recomputing(modules)),
+    )
+
+
+class _Recomputing:
+    """The block in which activations are computed again; entered once per backward pass."""
+
+    def __init__(self, modules: ModuleState) -> None:
+        self._modules, self._block = modules, ExitStack()
+
+    def __enter__(self) -> None:
+        self._block.enter_context(self._modules.restored("copied"))
+
+    def __exit__(self, *error: object) -> None:
+        self._block.close()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar, overload
 
 T = TypeVar("T")
 E = TypeVar("E")
 
 
-def suggest(name: str, known: list[str]) -> str:
+def suggest(name: object, known: Iterable[str]) -> str:
     """The tail of an error about an unknown name: the nearest known one, then all of them."""
-    near = difflib.get_close_matches(name, known, n=1)
+    known = list(known)
+    near = difflib.get_close_matches(str(name), known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ";"
     return f"{hint} known: {', '.join(sorted(known)) or 'none'}"
 
@@ -64,7 +65,7 @@ class Registry(Mapping[str, T]):
         try:
             return self._entries[name]
         except KeyError:
-            tail = suggest(str(name), list(self._entries))
+            tail = suggest(name, self._entries)
             raise UnknownName(f"unknown {self.kind} {name!r}{tail}") from None
 
     def __iter__(self) -> Iterator[str]:

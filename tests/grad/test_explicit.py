@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
+from torchdeq.dropout import VariationalDropout, reset_dropout
 from torchdeq.functional import fixed_point
 from torchdeq.grad import Implicit, Phantom
 from torchdeq.solver import Anderson, Broyden, FixedPointIter, StopRule
@@ -234,3 +235,15 @@ def test_what_cannot_work_says_so() -> None:
             lambda z, x: torch.tanh(0.5 * z + x), torch.zeros_like(x), (x,), backward=EXACT,
             compact=True,
         )  # fmt: skip
+
+
+def test_a_mask_kept_by_a_module_is_new_after_every_reset() -> None:
+    drop, x = VariationalDropout(0.5), torch.ones(2, 32, requires_grad=True)
+    masks = []
+    for _ in range(3):
+        reset_dropout(drop)
+        fixed_point(lambda z: drop(0.5 * z + x), torch.zeros(2, 32), on_failure="ignore",
+                    backward=Implicit(higher_order=True))  # fmt: skip
+        masks.append(drop.mask)
+    assert not torch.equal(masks[0], masks[1])
+    assert not torch.equal(masks[1], masks[2])

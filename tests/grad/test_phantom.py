@@ -144,3 +144,36 @@ def test_recomputation_inside_function_transforms_is_a_plain_call() -> None:
     grad = torch.func.grad(lambda x: mem_gc(torch.sin, (x,)).sum())(x)
     torch.testing.assert_close(grad, torch.cos(x))
     assert mem_gc(lambda: 3) == 3
+
+
+def test_recomputation_updates_running_statistics_once_and_sees_the_same_parameters() -> None:
+    def gradients(recompute: bool) -> tuple[Any, ...]:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        other = {k: v.detach() * 2 for k, v in net.named_parameters()}
+        x = torch.randn(8, 4, requires_grad=True)
+
+        def call() -> Tensor:
+            step = (lambda z: mem_gc(net, (z,))) if recompute else net
+            z = step(step(x))
+            return z.square().mul(torch.linspace(0, 1, 4)).sum()
+
+        own = torch.autograd.grad(call(), (x, *net.parameters()))
+        with torch.nn.utils.stateless._reparametrize_module(net, other):
+            swapped = call()
+        loss = torch.autograd.grad(swapped, x, retain_graph=True)
+        again = torch.autograd.grad(swapped, x)
+        return *own, *loss, *again, *net.buffers()
+
+    torch.testing.assert_close(gradients(True), gradients(False))
+
+
+def test_recomputation_restores_autocast() -> None:
+    net = nn.Linear(16, 16)
+    x = torch.randn(4, 16, requires_grad=True)
+    grads = []
+    for recompute in (True, False):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            z = mem_gc(net, (x,)) if recompute else net(x)
+        grads.append(torch.autograd.grad(z.float().square().sum(), (x, *net.parameters())))
+    torch.testing.assert_close(*grads)

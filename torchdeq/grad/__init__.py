@@ -1,7 +1,10 @@
 """Backward passes: how a solved state becomes a differentiable one."""
 
-from torchdeq.grad.base import BACKWARDS, Backward
+from torchdeq.grad.base import BACKWARDS, Backward, register_backward
 from torchdeq.grad.implicit import Implicit
 from torchdeq.grad.phantom import Phantom
+from torchdeq.grad.reversible import Reversible
 
-__all__ = ["BACKWARDS", "Backward", "Implicit", "Phantom"]
+BACKWARDS.seal()
+
+__all__ = ["BACKWARDS", "Backward", "Implicit", "Phantom", "Reversible", "register_backward"]

@@ -11,6 +11,11 @@ from torch import Tensor
 from torchdeq.packing import PackedFn
 from torchdeq.registry import Registry
 
+NO_GRAPH = (
+    "f returned a tensor without a graph although its input requires grad: it runs under no_grad, "
+    "or detaches; nothing could be differentiated"
+)
+
 
 class Backward(ABC):
     """A method of differentiation. Subclasses are frozen dataclasses; fields are options."""
@@ -30,6 +35,13 @@ class Backward(ABC):
 
 
 BACKWARDS: Registry[type[Backward]] = Registry("backward")
+
+
+def register_backward(name: str, backward: type[Backward]) -> None:
+    """Make a method of differentiation known by name, e.g. for the option ``backward``."""
+    if not (isinstance(backward, type) and issubclass(backward, Backward)):
+        raise TypeError(f"a backward is a class derived from Backward, got {backward!r}")
+    BACKWARDS.register(name, backward)
 
 
 def beside(estimate: list[Tensor], attached: list[Tensor]) -> list[Tensor]:
@@ -59,3 +71,25 @@ class _Beside(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, estimate: Tensor | None, attached: Tensor) -> Tensor:
         return attached.view_as(attached)
+
+
+def unmoved_by(start: list[Tensor], z: list[Tensor]) -> list[Tensor]:
+    """The state ``z``, in whose graph the start has the gradient zero."""
+    start = [t for t in start if t.requires_grad]
+    return [_Unmoved.apply(t, *start) for t in z] if start else z  # type: ignore[no-untyped-call]
+
+
+class _Unmoved(torch.autograd.Function):
+    """A fixed point does not depend on where its solver started."""
+
+    @staticmethod
+    def forward(z: Tensor, *start: Tensor) -> Tensor:
+        return z.view_as(z)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, ...]:
+        return g, *(torch.zeros_like(t) for t in ctx.saved_tensors)

@@ -1,25 +1,27 @@
 """A closure as a function of explicit inputs.
 
 Exact higher derivatives need everything that ``f`` depends on as inputs of an autograd Function.
-The tensors are found by watching one call; later calls see substitutes in their place.
+The tensors are found by watching one call; later calls see substitutes in their place. Both work
+operation by operation, so a compiled ``f`` runs uncompiled here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.autograd.forward_ad as forward_ad
-from torch import Tensor, nn
+from torch import Tensor
 from torch._C import _functorch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from torchdeq.modules import ModuleState
 from torchdeq.packing import PackedFn
-
-_DEPTH = 4  # how deep closures, bound methods and partials are searched for modules
+from torchdeq.randomness import Randomness
+from torchdeq.tracing import eagerly
 
 
 def transforms_active() -> bool:
@@ -30,29 +32,37 @@ def transforms_active() -> bool:
 class ExplicitFn:
     """``F(z, *c)``: the packed map with the tensors it closes over as arguments."""
 
-    def __init__(self, f: PackedFn, z: Tensor) -> None:
+    def __init__(self, f: PackedFn) -> None:
         self.f = f
-        self._modules = _Modules(f.f)
-        self._rng: Tensor | None = None
+        self.inputs: list[Tensor] = []
+        self._modules = ModuleState(f.f)
+        self._randomness: Randomness | None = None
         self._again = False
+
+    def watch(self, z: Tensor) -> Tensor:
+        """``f(z)``, a call that shows what ``f`` uses: the ``inputs`` from now on."""
         watch = _Watch(z)
-        with (
-            torch.no_grad(),
-            torch.random.fork_rng(devices=[]),  # this call does not count
-            forward_ad._set_fwd_grad_enabled(False),
-            self._modules.as_they_were(quiet=True),
-            watch,
-        ):
-            f(z)
+        with torch.no_grad(), forward_ad._set_fwd_grad_enabled(False), eagerly(), watch:
+            fz = self.f(z)
         self.inputs = list(watch.found.values())
+        return fz
+
+    def rehearse(self, z: Tensor) -> None:
+        """The same by a call that does not count: it leaves running statistics alone.
+
+        Random numbers are spent, though: a mask that a module keeps from this call would otherwise
+        be drawn again by the next.
+        """
+        with self._modules.restored("none"):
+            self.watch(z)
 
     def make(self, *c: Tensor) -> Callable[[Tensor], Tensor]:
         """``z -> F(z, *c)``."""
         substitutes = {id(old): new for old, new in zip(self.inputs, c, strict=True)}
 
         def call(z: Tensor) -> Tensor:
-            modules = self._modules.as_they_were(quiet=self._again)
-            with modules, self._replay(), _Substitute(substitutes):
+            modules = self._modules.restored("none" if self._again else "kept")
+            with modules, self._replayed(), eagerly(), _Substitute(substitutes):
                 return self.f(z)
 
         return call
@@ -62,23 +72,17 @@ class ExplicitFn:
 
     def last_call(self, f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
         """``f(z)``, which every later call only repeats."""
-        before = torch.get_rng_state()
+        before = Randomness(z.device)
         fz = f(z)
-        self.only_repeat(None if torch.equal(before, torch.get_rng_state()) else before)
+        self.repeat(before if before.used else None)
         return fz
 
-    def only_repeat(self, rng: Tensor | None) -> None:
+    def repeat(self, randomness: Randomness | None) -> None:
         """From now on draw these random numbers, and leave running statistics as they are."""
-        self._rng, self._again = rng, True
+        self._randomness, self._again = randomness, True
 
-    @contextmanager
-    def _replay(self) -> Iterator[None]:
-        if self._rng is None:
-            yield
-            return
-        with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(self._rng)
-            yield
+    def _replayed(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._randomness is None else self._randomness.replayed()
 
 
 class _Watch(TorchFunctionMode):
@@ -121,65 +125,3 @@ class _Substitute(TorchFunctionMode):
             return self._substitutes.get(id(t), t)
 
         return func(*tree_map(swap, args), **tree_map(swap, kwargs or {}))
-
-
-class _Modules:
-    """The parameters and buffers of the modules that a callable reaches, as they are now.
-
-    ``functional_call`` puts a module's own parameters back before the backward pass; a call made
-    then must still see those of the forward pass.
-    """
-
-    def __init__(self, f: Any) -> None:
-        self._slots: list[tuple[dict[str, Any], str, Tensor]] = []
-        self._statistics: list[tuple[dict[str, Any], str]] = []
-        for module in _find_modules(f, _DEPTH, set()):
-            for part in module.modules():
-                for slots in (part._parameters, part._buffers):
-                    self._slots += [(slots, k, t) for k, t in slots.items() if t is not None]
-                if getattr(part, "track_running_stats", False) and part.training:
-                    self._statistics += [(part._buffers, k) for k in part._buffers]
-
-    @contextmanager
-    def as_they_were(self, quiet: bool) -> Iterator[None]:
-        """A block that sees them.
-
-        With ``quiet``, normalisation layers in training keep no running statistics; their values do
-        not depend on them.
-        """
-        wanted = [(slots, k, t) for slots, k, t in self._slots if slots.get(k) is not t]
-        if quiet:
-            wanted += [(slots, k, None) for slots, k in self._statistics]  # type: ignore[misc]
-        found = [(slots, k, slots.get(k)) for slots, k, _ in wanted]
-        try:
-            for slots, k, t in wanted:
-                slots[k] = t
-            yield
-        finally:
-            for slots, k, t in reversed(found):
-                slots[k] = t
-
-
-def _find_modules(f: Any, depth: int, seen: set[int]) -> list[nn.Module]:
-    """Modules reachable from a callable: itself, its owner, arguments of a partial, cells."""
-    if id(f) in seen or depth < 0:
-        return []
-    seen.add(id(f))
-    if isinstance(f, nn.Module):
-        return [f]
-    nearby = [getattr(f, "__self__", None), getattr(f, "func", None), *getattr(f, "args", ())]
-    nearby += (getattr(f, "keywords", None) or {}).values()
-    nearby += [cell.cell_contents for cell in getattr(f, "__closure__", None) or () if _full(cell)]
-    found = []
-    for thing in nearby:
-        for item in thing if isinstance(thing, (list, tuple)) else [thing]:
-            if callable(item) and not isinstance(item, (Tensor, type)):
-                found += _find_modules(item, depth - 1, seen)
-    return found
-
-
-def _full(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:  # the variable was deleted
-        return False

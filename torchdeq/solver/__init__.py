@@ -11,7 +11,14 @@ from torchdeq.solver.functions import (
     register_solver,
     solver_stat_from_final_step,
 )
-from torchdeq.solver.loop import ConvergenceError, ConvergenceWarning, Solution, solve
+from torchdeq.solver.loop import (
+    POLICIES,
+    ConvergenceError,
+    ConvergenceWarning,
+    Solution,
+    report_failures,
+    solve,
+)
 from torchdeq.solver.newton_krylov import NewtonKrylov
 from torchdeq.solver.stats import SolverStat
 from torchdeq.solver.stopping import Status, StopRule
@@ -19,6 +26,7 @@ from torchdeq.solver.stopping import Status, StopRule
 SOLVERS.seal()
 
 __all__ = [
+    "POLICIES",
     "SOLVERS",
     "Anderson",
     "Auto",
@@ -38,6 +46,7 @@ __all__ = [
     "get_solver",
     "make_solver",
     "register_solver",
+    "report_failures",
     "solve",
     "solver_stat_from_final_step",
 ]

@@ -98,6 +98,7 @@ class Outcome:
     trace: Trace
     nfe: int
     stats: SolverStat | None = None  # if the method has statistics of its own
+    memory: Any = None  # of the rule, at the end
 
 
 S = TypeVar("S")

@@ -17,6 +17,7 @@ from torchdeq.solver.base import FixedPointFn, Iterate, Outcome, Problem, Solver
 from torchdeq.solver.ledger import Ledger
 from torchdeq.solver.stats import SolverStat
 from torchdeq.solver.stopping import Status, StopRule
+from torchdeq.tracing import untraced
 
 _COMPACT_AT = (
     0.8  # drop finished samples once this share of the batch is left; 0.5 to 0.99 are alike
@@ -40,13 +41,16 @@ class Solution:
         z: the state, in the structure of the start.
         states: the recorded states, as many as were asked for.
         stats: residuals, steps and status of every sample.
+        memory: what the rule remembered at the end, if that was asked for.
     """
 
     z: State
     states: list[State]
     stats: SolverStat
+    memory: Any = None
 
 
+@untraced
 @torch.no_grad()
 def solve(
     f: Callable[..., State],
@@ -59,6 +63,7 @@ def solve(
     compact: bool = False,
     on_failure: str = "warn",
     scale: Tensor | None = None,
+    keep_memory: bool = False,
 ) -> Solution:
     """Find a fixed point ``z = f(z)`` for every sample of a batch, without building a graph.
 
@@ -72,6 +77,7 @@ def solve(
         compact: finished samples leave the batch; every tensor in ``args`` must lead with it.
         on_failure: what to do about samples that did not converge: ignore, warn or raise.
         scale: (B,) residuals are divided by it before they are compared and reported.
+        keep_memory: return the rule's memory too, e.g. Broyden's inverse Jacobian.
     """
     if not isinstance(solver, Solver):
         raise TypeError(
@@ -80,9 +86,7 @@ def solve(
         )
     stop = StopRule() if stop is None else stop
     if on_failure not in POLICIES:
-        raise ValueError(
-            f"unknown failure policy {on_failure!r}{suggest(str(on_failure), list(POLICIES))}"
-        )
+        raise ValueError(f"unknown failure policy {on_failure!r}{suggest(on_failure, POLICIES)}")
     if any(k != int(k) or k < 0 for k in record):
         raise ValueError(f"record takes whole numbers of evaluations >= 0, got {list(record)}")
     packing = Packing(z0)
@@ -104,7 +108,7 @@ def solve(
     if told and not outcome.trace.all_met(stop):
         report_failures(stats, on_failure, "the fixed-point solve")
     z, *states = (packing.unpack(t.detach()) for t in (outcome.z, *outcome.states))
-    return Solution(z, states, stats)
+    return Solution(z, states, stats, outcome.memory if keep_memory else None)
 
 
 def iterate(solver: Solver[Any], problem: Problem) -> Outcome:
@@ -113,6 +117,7 @@ def iterate(solver: Solver[Any], problem: Problem) -> Outcome:
     ledger = Ledger(problem)
     recorder = _Recorder(ledger, problem.record)
     observe = recorder.observe if problem.record else ledger.observe
+    state = None
     if f.left:
         it = solver.at(f, problem.z0)
         observe(it, f.nfe)
@@ -129,7 +134,7 @@ def iterate(solver: Solver[Any], problem: Problem) -> Outcome:
                 raise RuntimeError(f"{type(solver).__name__}.step must evaluate f at least once")
             observe(it, f.nfe)
     z = ledger.snapshot()
-    return Outcome(z, recorder.states(z), ledger.trace(), f.nfe)
+    return Outcome(z, recorder.states(z), ledger.trace(), f.nfe, memory=state)
 
 
 def _take(solver: Solver[Any], state: Any, rows: Tensor) -> Any:

@@ -12,15 +12,23 @@ from torch import Tensor
 class LowRank:
     r"""The operator :math:`H = -I + \sum_i u_i v_i^\top` for every sample.
 
-    Rows lie in buffers ``[L, B, D]``. A term is written into ``slot`` and counts from
-    :meth:`extend` on; with a limit, the operator falls back to :math:`-I` when that is reached.
+    Rows lie in buffers ``[L, B, D]``. A term is written into the free slot and counts from
+    :meth:`extend` on; with a limit, the operator falls back to what it began with, :math:`-I` or
+    the terms it was given, when that many have been added.
     """
 
-    def __init__(self, z: Tensor, limit: int | None) -> None:
+    def __init__(self, z: Tensor, limit: int | None, given: int = 0) -> None:
         rows = 16 if limit is None else limit
-        self.U = z.new_empty(rows, *z.shape)
+        self.U = z.new_empty(given + rows, *z.shape)
         self.V = torch.empty_like(self.U)
-        self.limit, self.rank = limit, 0
+        self.limit, self.rank, self.given = limit, given, given
+
+    def transposed(self, limit: int | None) -> LowRank:
+        r""":math:`H^\top` as an operator of its own, with room for ``limit`` terms more."""
+        n = self.rank
+        other = LowRank(self.U[0], limit, given=n)
+        other.U[:n], other.V[:n] = self.V[:n], self.U[:n]
+        return other
 
     def make_room(self) -> bool:
         """Make sure that a slot is free; True if all terms had to go for that.
@@ -33,7 +41,7 @@ class LowRank:
         if self.limit is None:
             self.U, self.V = (torch.cat((t, torch.empty_like(t))) for t in (self.U, self.V))
             return False
-        self.rank = 0
+        self.rank = self.given
         return True
 
     def extend(self) -> None:

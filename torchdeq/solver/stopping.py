@@ -75,9 +75,7 @@ class StopRule:
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise ValueError(
-                f"unknown stop mode {self.mode!r}{suggest(str(self.mode), list(MODES))}"
-            )
+            raise ValueError(f"unknown stop mode {self.mode!r}{suggest(self.mode, MODES)}")
         if not 0 <= self.max_iter < inf or self.max_iter != int(self.max_iter):
             raise ValueError(f"max_iter must be a whole number >= 0, got {self.max_iter}")
         if self.check_every != int(self.check_every) or self.check_every < 1:

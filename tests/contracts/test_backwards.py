@@ -1,0 +1,152 @@
+"""What holds for every registered backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests import problems
+from torchdeq.functional import fixed_point
+from torchdeq.grad import BACKWARDS, Backward, Implicit, Phantom, register_backward
+from torchdeq.packing import PackedFn
+from torchdeq.solver import Anderson, StopRule
+
+NAMES = list(BACKWARDS)
+DOUBLE = torch.float64
+
+
+def run(name: str, f: Any, z0: Any, stop: StopRule | None = None, **options: Any) -> Any:
+    solver = None if name == "reversible" else Anderson()
+    stop = stop or StopRule(40, 1e-6)
+    return fixed_point(f, z0, solver=solver, stop=stop, backward=BACKWARDS[name](),
+                       on_failure="ignore", **options)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_follow_the_grad_mode_in_nothing(name: str) -> None:
+    f, z0 = problems.tanh_layer()
+    x = torch.zeros_like(z0).requires_grad_()
+    attached = run(name, lambda z: f(z) + x, z0).z
+    with torch.no_grad():
+        quiet = run(name, lambda z: f(z) + x, z0).z
+    assert attached.requires_grad
+    assert not quiet.requires_grad
+    assert torch.equal(attached, quiet)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_kept_estimate_is_the_same_with_and_without_a_graph(name: str) -> None:
+    f, z0 = problems.tanh_layer()
+    x = torch.zeros_like(z0).requires_grad_()
+    attached = run(name, lambda z: f(z) + x, z0, keep_estimate=True).z
+    with torch.no_grad():
+        quiet = run(name, lambda z: f(z) + x, z0, keep_estimate=True).z
+    assert torch.equal(attached, quiet)
+    assert torch.autograd.grad(attached.sum(), x)[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_anything_to_differentiate_there_is_no_graph(name: str) -> None:
+    f, z0 = problems.tanh_layer()
+    assert not run(name, f, z0).z.requires_grad
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_approaches_the_exact_gradient_where_the_map_contracts_strongly(name: str) -> None:
+    A = problems.contraction(0.05, 6)
+    b = torch.randn(3, 6, dtype=DOUBLE, requires_grad=True)
+    z = run(name, lambda z: z @ A.mT + b, torch.zeros_like(b), StopRule(40, 0.0)).z
+    g = torch.randn(3, 6, dtype=DOUBLE)
+    (got,) = torch.autograd.grad(z, b, g)
+    exact = torch.linalg.solve((torch.eye(6, dtype=DOUBLE) - A).mT, g.mT).mT
+    assert float((got - exact).norm() / exact.norm()) < 0.06
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_modules_closures_and_arguments_receive_gradients_in_training_and_evaluation(
+    name: str,
+) -> None:
+    net = nn.Linear(4, 4)
+    x, y = torch.randn(2, 4, requires_grad=True), torch.randn(2, 4, requires_grad=True)
+    for training in (True, False):
+        net.train(training)
+        z0 = torch.zeros(2, 4)
+        z = run(name, lambda z, y: torch.tanh(0.3 * net(z) + x + y), z0, args=(y,)).z
+        grads = torch.autograd.grad(z.square().sum(), (x, y, *net.parameters()))
+        assert all(g.abs().sum() > 0 for g in grads)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", [(1, 3), (0, 3), (2, 0), (), (5,), (2, 3, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_any_shape_and_precision(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = torch.randn(shape, dtype=dtype, requires_grad=True)
+    z = run(name, lambda z: 0.5 * z + x, torch.zeros(shape, dtype=dtype), StopRule(4, 1e-1)).z
+    assert z.shape == x.shape
+    assert z.dtype == dtype
+    (grad,) = torch.autograd.grad(z.sum(), x)
+    assert grad.shape == x.shape
+    assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_gradient_of_the_start(name: str) -> None:
+    x = torch.randn(3, 4, dtype=DOUBLE, requires_grad=True)
+    z0 = torch.randn(3, 4, dtype=DOUBLE, requires_grad=True)
+    (grad,) = torch.autograd.grad(run(name, lambda z: torch.tanh(0.5 * z + x), z0).z.sum(), z0)
+    assert torch.equal(grad, torch.zeros_like(z0)) == (name != "reversible")
+    (first, second) = run(name, lambda a, b: (0.5 * b + x, 0.5 * a), (z0, z0.detach())).z
+    (grad,) = torch.autograd.grad((first * second).sum(), z0)
+    assert grad.abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_several_cotangents_at_once(name: str) -> None:
+    W = problems.contraction(0.7, 4).requires_grad_()
+    x = torch.randn(2, 4, dtype=DOUBLE)
+    z = run(name, lambda z: torch.tanh(z @ W.mT + x), torch.zeros_like(x), StopRule(100, 1e-12)).z
+    cotangents = torch.randn(5, 2, 4, dtype=DOUBLE)
+    if name == "reversible":
+        with pytest.raises(RuntimeError, match="one cotangent"):
+            torch.autograd.grad(z, W, cotangents, is_grads_batched=True)
+        return
+    (together,) = torch.autograd.grad(z, W, cotangents, is_grads_batched=True, retain_graph=True)
+    for g, got in zip(cotangents, together, strict=True):
+        torch.testing.assert_close(got, torch.autograd.grad(z, W, g, retain_graph=True)[0])
+
+
+def test_a_users_own_backward_is_known_by_name() -> None:
+    class Twice(Backward):
+        def attach(self, f: PackedFn, z: Tensor) -> list[list[Tensor]]:
+            return Phantom(grad=2).attach(f, z)
+
+    register_backward("twice", Twice)
+    assert BACKWARDS["twice"] is Twice
+    del BACKWARDS._entries["twice"]
+    with pytest.raises(ValueError, match="built in"):
+        register_backward("ift", Twice)
+    with pytest.raises(TypeError, match="derived from Backward"):
+        register_backward("other", lambda f, z: [z])  # type: ignore[arg-type]
+
+
+def test_sampled_states_have_backwards_of_their_own() -> None:
+    f, z0 = problems.tanh_layer(gain=0.5)
+    x = torch.zeros_like(z0).requires_grad_()
+    found = fixed_point(lambda z: f(z) + x, z0, stop=StopRule(60, 1e-10),
+                        record=[(3, Phantom()), (7, Phantom(grad=2, sup_gap=1))],
+                        backward=Implicit())  # fmt: skip
+    assert len(found.states) == 4
+    residuals = [float((f(z) - z).norm().detach()) for z in found.states]
+    assert residuals == sorted(residuals, reverse=True)
+    assert all(z.requires_grad for z in found.states)
+
+    def of(x: Tensor) -> Tensor:
+        states = fixed_point(lambda z: f(z) + x, z0, stop=StopRule(60, 1e-10),
+                             record=[(3, Phantom())], backward=Implicit(),
+                             on_failure="ignore").states  # fmt: skip
+        return states[0].sum() + states[1].square().sum()
+
+    torch.testing.assert_close(torch.func.grad(of)(x.detach()), torch.autograd.grad(of(x), x)[0])

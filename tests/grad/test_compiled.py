@@ -1,0 +1,116 @@
+"""Compiled functions inside a solve, and a solve inside a compiled model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from torchdeq.functional import fixed_point
+from torchdeq.grad import BACKWARDS, Implicit, implicit
+from torchdeq.solver import Anderson, StopRule
+
+STOP = StopRule(100, 1e-7)
+
+
+class Cell(nn.Module):
+    def __init__(self, d: int = 8) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(d, 2 * d), nn.Linear(2 * d, d)
+        self.drop = nn.Dropout(0.0)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(0.5 * self.down(self.drop(torch.relu(self.up(z)))) + x)
+
+
+def compiled(f: Any) -> Any:
+    return torch.compile(f, backend="aot_eager")  # the compiler's autograd without its code
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> None:
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("how", list(BACKWARDS))
+@pytest.mark.parametrize("explicit", [False, True])
+def test_a_compiled_f_gives_the_gradients_of_a_plain_one(how: str, explicit: bool) -> None:
+    cell, x = Cell(), torch.randn(3, 8, requires_grad=True)
+    fast, solver = compiled(cell), None if how == "reversible" else Anderson()
+
+    def gradients(f: Any) -> tuple[Tensor, ...]:
+        step, args = (f, (x,)) if explicit else ((lambda z: f(z, x)), ())
+        z = fixed_point(step, torch.zeros_like(x), args, solver=solver, stop=STOP,
+                        backward=BACKWARDS[how](), on_failure="ignore").z  # fmt: skip
+        return torch.autograd.grad(z.square().sum(), (x, *cell.parameters()))
+
+    torch.testing.assert_close(gradients(fast), gradients(cell), rtol=1e-4, atol=1e-5)
+
+
+def test_products_with_the_jacobian_leave_the_parameters_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graphs: list[tuple[Tensor, Tensor]] = []
+    again = implicit._Again.__call__
+
+    def spy(self: Any, h: Tensor) -> Tensor:
+        graphs.append((again(self, h), h))
+        return graphs[-1][0]
+
+    monkeypatch.setattr(implicit._Again, "__call__", spy)
+    cell, x = Cell(), torch.randn(3, 8, requires_grad=True)
+    z = fixed_point(compiled(cell), torch.zeros_like(x), (x,), stop=STOP).z
+    z.sum().backward()
+    ((fz, h),) = graphs
+    assert implicit._survey(fz, h) == (False, True)  # compiled, and no leaf but h
+    assert all(p.grad is not None for p in cell.parameters())
+    assert all(isinstance(p, nn.Parameter) for p in cell._parameters.values())
+
+
+def test_backward_twice_and_two_pending_forwards_of_a_compiled_f() -> None:
+    cell, x = Cell(), torch.randn(3, 8, requires_grad=True)
+    fast = compiled(cell)
+
+    def run(scale: float) -> Tensor:
+        u = scale * x
+        return fixed_point(lambda z: fast(z, u), torch.zeros_like(x), stop=STOP).z
+
+    first, second = run(1.0), run(2.0)
+    once = torch.autograd.grad(first.sum(), x, retain_graph=True)[0]
+    torch.autograd.grad(second.sum(), x)
+    torch.testing.assert_close(torch.autograd.grad(first.sum(), x)[0], once)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_solve_inside_a_compiled_model_is_left_alone(backend: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encode, self.cell, self.head = nn.Linear(8, 8), Cell(), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            u = self.encode(x)
+            backward = Implicit(stop=STOP)
+            z = fixed_point(lambda z: self.cell(z, u), torch.zeros_like(u), stop=STOP,
+                            backward=backward).z  # fmt: skip
+            return self.head(z)
+
+    model, x = Model(), torch.randn(3, 8)
+    whole = torch.compile(model, backend=backend)
+    grads = [
+        torch.autograd.grad(m(x).square().sum(), list(model.parameters())) for m in (model, whole)
+    ]
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-5)
+
+
+def test_the_library_imports_no_compiler() -> None:
+    code = (
+        "import sys, torch, torchdeq; x = torch.ones(2, 3, requires_grad=True);"
+        "z = torchdeq.fixed_point(lambda z: 0.5 * z + x, torch.zeros(2, 3)).z; z.sum().backward();"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
