@@ -109,7 +109,8 @@ def _attached(f: PackedFn, z0: State, ask: _Ask, backward: Backward) -> States:
     """Differentiable states, the last of them the answer, by whichever path is needed."""
     if isinstance(backward, Reversible):
         return _reversible(f, f.packing.pack(z0), ask, backward)
-    explicit = transforms_active() or (isinstance(backward, Implicit) and backward.higher_order)
+    again = isinstance(backward, Implicit) and backward.higher_order and torch.is_grad_enabled()
+    explicit = again or transforms_active()
     if explicit and ask.compact:
         raise ValueError(
             "compact=True cannot be combined with higher_order=True, torch.func transforms or "

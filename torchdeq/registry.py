@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeVar, overload
+from dataclasses import fields
+from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
 E = TypeVar("E")
@@ -17,6 +18,27 @@ def suggest(name: object, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(name), known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ";"
     return f"{hint} known: {', '.join(sorted(known)) or 'none'}"
+
+
+def build(
+    kind: type[T], what: str, options: Mapping[str, Any], aliases: Mapping[str, str] | None = None
+) -> T:
+    """A dataclass made from options; an unknown one is an error with a suggestion.
+
+    Args:
+        kind: the dataclass.
+        what: how errors call it.
+        options: its fields, or other names of them.
+        aliases: those other names.
+    """
+    known = [f.name for f in fields(kind) if f.init]  # type: ignore[arg-type]
+    given = {(aliases or {}).get(name, name): value for name, value in options.items()}
+    if len(given) < len(options):
+        raise TypeError(f"{what} got an option twice, under two names: {sorted(options)}")
+    for name in given:
+        if name not in known:
+            raise TypeError(f"{what} has no option {name!r}{suggest(name, known)}")
+    return kind(**given)
 
 
 class UnknownName(KeyError):

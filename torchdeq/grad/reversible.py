@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor
 
+from torchdeq.callers import stack_level
 from torchdeq.grad.base import BACKWARDS, NO_GRAPH, Backward
 from torchdeq.grad.closure import ExplicitFn, transforms_active
 from torchdeq.grad.twofold import OneFold, TwoFold
@@ -225,5 +226,5 @@ def _check_start(rebuilt: Tensor, z0: Tensor, u: Tensor, g: Tensor) -> None:
             "the way back of a reversible iteration lost precision, and the gradient with it: take "
             "fewer steps, a smaller tau or double precision",
             ConvergenceWarning,
-            stacklevel=2,
+            stacklevel=stack_level(),
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from functools import cache
 from typing import Any, ClassVar
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchdeq.packing import State
-from torchdeq.registry import suggest
+from torchdeq.registry import build
 from torchdeq.solver.base import SOLVERS, FixedPointFn, Loop, Outcome, Problem, Solver
 from torchdeq.solver.loop import solve
 from torchdeq.solver.stats import SolverStat, Trace
@@ -42,9 +41,8 @@ def register_solver(solver_type: str, solver: type[Solver[Any]] | SolverFunction
     """
     if isinstance(solver, type) and issubclass(solver, Solver):
         SOLVERS.register(solver_type, solver)
-    elif callable(solver):
-        members = {"function": staticmethod(solver), "__doc__": solver.__doc__}
-        SOLVERS.register(solver_type, type(str(solver_type), (FunctionSolver,), members))
+    elif callable(solver) and not isinstance(solver, type):
+        SOLVERS.register(solver_type, _as_class(str(solver_type), solver))
     else:
         raise TypeError(
             f"a solver is a Solver class or a function returning (z, states, info), got {solver!r}"
@@ -56,14 +54,20 @@ def make_solver(key: str, options: Mapping[str, Any]) -> Solver[Any]:
     kind = SOLVERS[key]
     if issubclass(kind, FunctionSolver):
         return kind(**options)  # its own function judges its options
-    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    given = {kind.aliases.get(name, name): value for name, value in options.items()}
-    if len(given) < len(options):
-        raise TypeError(f"solver {key!r} got an option twice, under two names: {sorted(options)}")
-    for name in given:
-        if name not in known:
-            raise TypeError(f"solver {key!r} has no option {name!r}{suggest(name, known)}")
-    return kind(**given)
+    return build(kind, f"solver {key!r}", options, kind.aliases)
+
+
+def function_solver(function: SolverFunction, options: Mapping[str, Any]) -> Solver[Any]:
+    """A solver from a function in the interface of 0.1.0: a client's, or one of ours."""
+    key = next((key for key in SOLVERS if get_solver(key) is function), None)
+    if key is not None:
+        return make_solver(key, options)
+    return _as_class(getattr(function, "__name__", "function"), function)(**options)
+
+
+def _as_class(name: str, function: SolverFunction) -> type[FunctionSolver]:
+    members = {"function": staticmethod(function), "__doc__": function.__doc__}
+    return type(name, (FunctionSolver,), members)
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchdeq.callers import stack_level
 from torchdeq.packing import Packing, State, check_batched
 from torchdeq.registry import suggest
 from torchdeq.solver.base import FixedPointFn, Iterate, Outcome, Problem, Solver
@@ -179,7 +179,7 @@ def report_failures(stats: SolverStat, policy: str, what: str) -> None:
     """
     codes = [Status(code) for code in stats.status.tolist()]
     failed = sorted({code for code in codes if code.failed})
-    if not failed:
+    if not failed or bool((stats["abs_lowest"] < 0).any()):  # -1: a solver that does not tell
         return
     told = "; ".join(f"{code.name}: {code.sentence}" for code in failed)
     hint = "allow more evaluations, loosen the tolerance, damp f or choose another solver"
@@ -191,16 +191,5 @@ def report_failures(stats: SolverStat, policy: str, what: str) -> None:
         f"{what} did not converge for some samples ({told}); {hint}; the statistics say which, "
         'on_failure="ignore" silences this',
         ConvergenceWarning,
-        stacklevel=_callers_level(),
+        stacklevel=stack_level(),
     )
-
-
-def _callers_level() -> int:
-    """How far up the first frame outside the library is."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None:
-        module = frame.f_globals.get("__name__", "")
-        if module.split(".")[0] not in ("torchdeq", "torch"):
-            break
-        frame, level = frame.f_back, level + 1
-    return level

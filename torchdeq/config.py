@@ -1,0 +1,272 @@
+"""Every option of the library in one list: fields with defaults, checks and help."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, InitVar, dataclass, field, fields
+from math import inf
+from typing import Any, Self
+
+from torchdeq.callers import stack_level
+from torchdeq.registry import suggest
+from torchdeq.solver import POLICIES, StopRule
+
+OLD_NAMES = {"n_losses": "n_states"}  # former names of options
+_VOID = {"no_stat"}  # known to 0.1.0, and without effect: statistics cost nothing until read
+_NEAR = 0.85  # how alike the name of a program's attribute and of an option must be for a warning
+
+
+def _option(default: Any, help: str, **flag: Any) -> Any:
+    """A field with its help text; ``flag`` overrides what the command line makes of it."""
+    metadata = {"help": help, "flag": flag}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class DEQConfig:
+    """The options of a DEQ.
+
+    ``DEQConfig(args)`` reads a Namespace, a dict, another config or any object with attributes;
+    keywords win over it. Keywords and dicts must hold options only. An object belongs to the
+    program: of its attributes only those named like an option are read, and a near miss is warned
+    about. Nothing of the caller's is changed, and nothing changes a config: :meth:`with_options`
+    makes another.
+    """
+
+    args: InitVar[Any] = None
+    _: KW_ONLY
+
+    f_solver: str = _option("fixed_point_iter", "forward solver, by its registered name")
+    b_solver: str = _option(
+        "fixed_point_iter",
+        "solver of the backward pass of --ift: a forward solver, gmres, bicgstab or neumann",
+    )
+    f_max_iter: int = _option(
+        40, "evaluations of f in the forward solve; 0 leaves only the --grad steps (BPTT)"
+    )
+    b_max_iter: int = _option(40, "products with the Jacobian in the backward solve")
+    f_tol: float = _option(1e-3, "residual at which a sample of the forward solve has converged")
+    b_tol: float = _option(1e-6, "the same for the backward solve, relative to the gradient")
+    f_stop_mode: str = _option("abs", "forward residual |f(z) - z|: abs, or rel to |f(z)|")
+    b_stop_mode: str = _option("abs", "the same for the backward solve: abs or rel")
+    eval_factor: float = _option(1.0, "evaluation may spend f_max_iter times this")
+    eval_f_max_iter: int = _option(0, "evaluations of f outside training; wins over eval_factor")
+    f_solver_kwargs: dict[str, Any] = _option(
+        {}, "options of the forward solver, e.g. --f_opt m=10 tau=0.8", name="f_opt"
+    )
+    b_solver_kwargs: dict[str, Any] = _option(
+        {}, "options of the backward solver, e.g. --b_opt l_thres=20", name="b_opt"
+    )
+    on_failure: str = _option("warn", "samples that do not converge: ignore, warn or raise")
+
+    norm_type: str = _option("weight_norm", "normalisation: weight_norm, spectral_norm or none")
+    norm_no_scale: bool = _option(False, "fix the norm to norm_target_norm instead of learning it")
+    norm_clip: bool = _option(False, "only shrink weights: scale by at most norm_clip_value")
+    norm_clip_value: float = _option(1.0, "the largest factor a weight is scaled by")
+    norm_target_norm: float = _option(1.0, "the norm that weights get if it is not learnt")
+    sn_n_power_iters: int = _option(1, "power iterations per step of the spectral norm's estimate")
+
+    core: str = _option("sliced", "how training states are sampled: sliced or indexing")
+    backward: str = _option("auto", "auto (by --ift and --grad), ift, phantom or reversible")
+    ift: bool = _option(False, "differentiate implicitly: exact, memory independent of steps")
+    hook_ift: bool = _option(False, "the same: implicit differentiation always takes least memory")
+    higher_order: bool = _option(False, "make implicit gradients differentiable themselves")
+    b_init: str = _option("zeros", "start of the backward solve: zeros, or shine after broyden")
+    n_states: int = _option(1, "states returned in training, evenly spaced, for fp_correction")
+    indexing: list[int] = _option([], "evaluations after which a state is returned in training")
+    gamma: float = _option(0.8, "weight of earlier states in the fixed-point correction")
+    grad: list[int] = _option([1], "steps of the phantom gradient, one number or one per state")
+    tau: float = _option(1.0, "damping of the phantom gradient, in (0, 1]")
+    sup_gap: int = _option(-1, "return every sup_gap-th of the phantom gradient's states")
+    sup_loc: list[int] = _option([], "return the phantom gradient's states after these steps")
+
+    jac_loss_weight: float = _option(0.0, "weight of the Jacobian regularisation")
+    jac_loss_freq: float = _option(0.0, "share of training steps that are regularised")
+    jac_incremental: int = _option(0, "raise jac_loss_weight by 0.1 after so many steps")
+    sradius_mode: bool = _option(False, "estimate the Jacobian's spectral radius in evaluation")
+
+    def __new__(cls, args: Any = None, **options: Any) -> Self:
+        # A keyword that equals its default was given all the same, which __init__ cannot see.
+        _check_names(options, cls.names())
+        self = super().__new__(cls)
+        object.__setattr__(self, "_given", frozenset(options))
+        object.__setattr__(self, "_extra", {})
+        return self
+
+    def __post_init__(self, args: Any) -> None:
+        values, extra = _read(args)
+        for name, value in values.items():
+            if name not in self._given:
+                object.__setattr__(self, name, value)
+        object.__setattr__(self, "_extra", extra)
+        object.__setattr__(self, "_given", self._given | set(values))
+        for name, default in self.defaults().items():
+            object.__setattr__(self, name, _of_kind(default, name, getattr(self, name)))
+        self._check()
+
+    _given: frozenset[str] = field(init=False, repr=False, compare=False, default=frozenset())
+    _extra: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """The names of all options."""
+        return [f.name for f in fields(cls) if f.init]
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Every option with its default."""
+        return {
+            f.name: f.default_factory() if callable(f.default_factory) else f.default
+            for f in fields(cls)
+            if f.init
+        }
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The option ``key`` if it was given, else ``default``; also for a program's own keys."""
+        key = _current(key)
+        if key in self._given:
+            return getattr(self, key)
+        return self._extra.get(key, default)
+
+    def with_options(self, **options: Any) -> Self:
+        """The same config with some options changed."""
+        return type(self)(self, **options)
+
+    @property
+    def implicit(self) -> bool:
+        """Whether the last state is differentiated implicitly."""
+        return self.ift or self.hook_ift or self.backward == "ift"
+
+    @property
+    def budget_in_evaluation(self) -> int:
+        """Evaluations of f outside training."""
+        return self.eval_f_max_iter or int(self.f_max_iter * self.eval_factor)
+
+    @property
+    def f_stop(self) -> StopRule:
+        """When the forward solve stops."""
+        return StopRule(self.f_max_iter, self.f_tol, self.f_stop_mode)
+
+    @property
+    def b_stop(self) -> StopRule:
+        """When the backward solve stops."""
+        return StopRule(self.b_max_iter, self.b_tol, self.b_stop_mode)
+
+    def _check(self) -> None:
+        """Values that no later part would refuse in the words of the options."""
+        for name in ("f", "b"):
+            try:
+                getattr(self, f"{name}_stop")
+            except ValueError as error:
+                raise ValueError(f"{name}_max_iter, {name}_tol or stop mode: {error}") from None
+        _require(self.eval_factor >= 0, "eval_factor must be at least 0", self.eval_factor)
+        _require(self.eval_f_max_iter >= 0, "eval_f_max_iter must be >= 0", self.eval_f_max_iter)
+        _require(self.n_states >= 1, "n_states must be at least 1", self.n_states)
+        _require(self.grad and min(self.grad) >= 1, "grad takes steps >= 1", self.grad)
+        _require(0 < self.tau <= 1, "tau must lie in (0, 1]", self.tau)
+        rising = all(a < b for a, b in zip([0, *self.indexing], self.indexing, strict=False))
+        _require(rising, "indexing takes rising numbers of evaluations >= 1", self.indexing)
+        if self.on_failure not in POLICIES:
+            tail = suggest(self.on_failure, POLICIES)
+            raise ValueError(f"unknown failure policy {self.on_failure!r}{tail}")
+        if (self.ift or self.hook_ift) and self.backward not in ("auto", "ift"):
+            raise ValueError(
+                f"ift asks for implicit differentiation and backward={self.backward!r} for another "
+                "method: drop one of them"
+            )
+
+
+def read_config(args: Any, options: Mapping[str, Any], also: Iterable[str] = ()) -> DEQConfig:
+    """A config from what a program passes, ``also`` with options that a part of it adds."""
+    also = set(also) - set(DEQConfig.names())
+    added = {key: value for key, value in options.items() if key in also}
+    if isinstance(args, Mapping):
+        added = {key: value for key, value in args.items() if key in also} | added
+        args = {key: value for key, value in args.items() if key not in also}
+    known = {
+        _current(key): value
+        for key, value in options.items()
+        if key not in also and key not in _VOID
+    }
+    config = DEQConfig(args, **known)
+    object.__setattr__(config, "_extra", config._extra | added)
+    return config
+
+
+def _read(args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options in ``args``, and what else of the program's is in it."""
+    names = DEQConfig.names()
+    if args is None:
+        return {}, {}
+    if isinstance(args, DEQConfig):
+        return {name: getattr(args, name) for name in args._given}, dict(args._extra)
+    if isinstance(args, Mapping):
+        options = {_current(k): v for k, v in args.items() if k not in _VOID}
+        _check_names(options, names)
+        return options, {}
+    if isinstance(args, (str, bytes, int, float, list, tuple)):
+        raise TypeError(
+            "options come as a Namespace, a dict, a DEQConfig or an object with attributes, got "
+            f"{type(args).__name__}"
+        )
+    own = dict(getattr(args, "__dict__", {}))
+    options = {OLD_NAMES[name]: value for name, value in own.items() if name in OLD_NAMES}
+    options |= {name: getattr(args, name) for name in names if hasattr(args, name)}
+    extra = {k: v for k, v in own.items() if k not in options and k not in OLD_NAMES}
+    for key in extra:
+        near = difflib.get_close_matches(key, set(names) - set(options), n=1, cutoff=_NEAR)
+        if near and key not in _VOID:
+            warnings.warn(
+                f"the attribute {key!r} is not an option of torchdeq; did you mean {near[0]!r}?",
+                stacklevel=stack_level(),
+            )
+    return options, extra
+
+
+def _current(name: str) -> str:
+    return OLD_NAMES.get(name, name)
+
+
+def _check_names(options: Mapping[str, Any], names: list[str]) -> None:
+    for key in options:
+        if key not in names:
+            raise TypeError(f"unknown option {key!r}{suggest(key, names)}")
+
+
+def _require(holds: object, what: str, got: object) -> None:
+    if not holds:
+        raise ValueError(f"{what}, got {got}")
+
+
+def _of_kind(default: Any, name: str, value: Any) -> Any:
+    """The value as the option's own type, or an error that names the option."""
+    if isinstance(default, list):
+        if value is None:
+            return []
+        many = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
+        return [_of_kind(0, name, item) for item in (value if many else [value])]
+    if isinstance(default, dict):
+        if isinstance(value, Mapping):
+            return dict(value)
+        raise TypeError(f"{name} must be a dict of options, got {value!r}")
+    if isinstance(default, str):
+        if isinstance(value, str):
+            return value
+        raise TypeError(f"{name} must be a name, got {value!r}")
+    if isinstance(default, bool):
+        if value in (True, False):
+            return bool(value)
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    if value is None and name in ("f_tol", "b_tol"):
+        return 0.0
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if isinstance(default, int):
+        if value != value or value in (inf, -inf) or value != int(value):
+            raise TypeError(f"{name} must be a whole number, got {value!r}")
+        return int(value)
+    return float(value)

@@ -1,0 +1,326 @@
+"""DEQ modules: the options of a program wired to a solver and a backward pass."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchdeq.config import DEQConfig, read_config
+from torchdeq.dropout import reset_dropout
+from torchdeq.functional import FixedPoint, fixed_point
+from torchdeq.grad import Backward, Phantom, make_backwards
+from torchdeq.loss import spectral_radius
+from torchdeq.norm import reset_norm
+from torchdeq.packing import Packing, State
+from torchdeq.registry import Registry
+from torchdeq.solver import Solver, SolverStat, get_solver, make_solver
+from torchdeq.solver.functions import SolverFunction, function_solver
+from torchdeq.tracing import untraced
+
+#: Options that a program may change on a module between calls.
+_LIVE = ("f_max_iter", "b_max_iter", "f_tol", "b_tol", "f_stop_mode", "b_stop_mode")
+
+Writer = Callable[[SolverStat], object]
+Output = tuple[list[State], SolverStat]
+
+
+class DEQBase(nn.Module):
+    """What every DEQ module has: options, solvers, evaluation.
+
+    A core of one's own derives from this and says in :meth:`train_states` which states training
+    returns; evaluation is the same for all. Options that its ``__init__`` adds as keywords can be
+    passed to :func:`get_deq`.
+
+    The options that a program may want to change on the way, budgets, tolerances and stop modes,
+    are attributes with their names: ``deq.f_max_iter = 60``.
+
+    Args:
+        args: options as a Namespace, dict, :class:`DEQConfig` or object with attributes.
+        **options: options that win over ``args``.
+    """
+
+    f_max_iter: int
+    b_max_iter: int
+    f_tol: float
+    b_tol: float
+    f_stop_mode: str
+    b_stop_mode: str
+    eval_f_max_iter: int
+
+    no_stat = False  # statistics cost nothing until they are read
+
+    def __init__(self, args: Any = None, **options: Any) -> None:
+        super().__init__()
+        self.args = read_config(args, options, own_options(type(self)))
+        for name in _LIVE:
+            setattr(self, name, getattr(self.args, name))
+        self.eval_f_max_iter = self.args.budget_in_evaluation
+        self._now = self.args
+        self._own_solver: SolverFunction | None = None
+        self.make_solver({})  # unknown names and options are told now, not in the first call
+        make_backwards(self.args, len(self.args.grad))
+
+    @property
+    def config(self) -> DEQConfig:
+        """The options as they are now."""
+        now = {name: getattr(self, name) for name in _LIVE}
+        if any(getattr(self._now, name) != value for name, value in now.items()):
+            self._now = self.args.with_options(**now)
+        return self._now
+
+    @property
+    def f_solver(self) -> SolverFunction:
+        """The forward solver as a function; another may be assigned."""
+        return self._own_solver or get_solver(self.args.f_solver)
+
+    @f_solver.setter
+    def f_solver(self, function: SolverFunction) -> None:
+        self._own_solver = function
+
+    @property
+    def b_solver(self) -> SolverFunction | str:
+        """The backward solver as a function, or the name of a linear one."""
+        try:
+            return get_solver(self.args.b_solver)
+        except KeyError:
+            return self.args.b_solver
+
+    @untraced
+    def forward(
+        self,
+        func: Callable[..., State],
+        z_init: State,
+        solver_kwargs: Mapping[str, Any] | None = None,
+        sradius_mode: bool = False,
+        backward_writer: Writer | None = None,
+        args: tuple[Any, ...] = (),
+        compact: bool = False,
+        f_max_iter: int | None = None,
+    ) -> Output:
+        """Solve ``z = func(z, *args)`` from ``z_init``.
+
+        Args:
+            func: called with a tensor or dict state as it is, with a tuple or list state unpacked.
+            z_init: the start; a former fixed point, for reuse.
+            solver_kwargs: options of the forward solver for this call, and ``f_max_iter``.
+            sradius_mode: put the spectral radius of each sample's Jacobian into the statistics; in
+                evaluation only.
+            backward_writer: called once per backward pass with the statistics of its solve.
+            args: further arguments of ``func``.
+            compact: finished samples leave the batch; every tensor in ``args`` must lead with it.
+            f_max_iter: budget of this call; sampled steps follow it.
+
+        Returns:
+            The states, each a tensor, dict or, for a tuple start, list of tensors, and the
+            statistics of the forward solve. In training these are the sampled states, the last
+            one the fixed point; in evaluation the fixed point alone.
+        """
+        options = dict(solver_kwargs or {})
+        own_budget = self.f_max_iter if self.training else self.eval_f_max_iter
+        budget = options.pop("f_max_iter", own_budget) if f_max_iter is None else f_max_iter
+        if budget != int(budget) or budget < 0:
+            raise ValueError(f"f_max_iter must be a whole number >= 0, got {budget}")
+        call = ForwardPass(
+            func,
+            z_init,
+            args,
+            self.make_solver(options),
+            self.config,
+            backward_writer,
+            compact,
+        )
+        if self.training:
+            states, stats = self.train_states(call, int(budget))
+        else:
+            state, stats = call.evaluate(int(budget))
+            if sradius_mode or self.args.sradius_mode:
+                stats["sradius"] = call.spectral_radius(state)
+            states = [state]
+        return [list(z) if isinstance(z, tuple) else z for z in states], stats
+
+    def train_states(self, call: ForwardPass, budget: int) -> Output:
+        """The states that training returns, for a budget of evaluations."""
+        raise NotImplementedError(f"{type(self).__name__} must define train_states, or forward")
+
+    def extra_repr(self) -> str:
+        changed = {k: v for k, v in self.args.defaults().items() if getattr(self.config, k) != v}
+        return ", ".join(f"{k}={getattr(self.config, k)!r}" for k in changed)
+
+    def make_solver(self, options: Mapping[str, Any]) -> Solver[Any]:
+        """The forward solver with options of one call."""
+        options = {**self.args.f_solver_kwargs, **options}
+        if self._own_solver is not None:
+            return function_solver(self._own_solver, options)
+        return make_solver(self.args.f_solver, options)
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """One call of a DEQ: what is asked, and the ways a core can have it answered."""
+
+    func: Callable[..., State]
+    z0: State
+    args: tuple[Any, ...]
+    solver: Solver[Any]
+    config: DEQConfig
+    writer: Writer | None
+    compact: bool
+
+    def backwards(self, n: int) -> list[Backward]:
+        """One backward for each of ``n`` states."""
+        return make_backwards(self.config, n, self.writer)
+
+    def solve(
+        self,
+        z0: State,
+        budget: int,
+        backward: Backward,
+        record: list[tuple[int, Backward]] | None = None,
+        keep_estimate: bool = False,
+    ) -> FixedPoint:
+        """A differentiable fixed point from ``z0`` after at most ``budget`` evaluations."""
+        return fixed_point(
+            self.func,
+            z0,
+            self.args,
+            solver=self.solver,
+            backward=backward,
+            stop=replace(self.config.f_stop, max_iter=budget),
+            record=record or (),
+            compact=self.compact,
+            on_failure=self.config.on_failure,
+            keep_estimate=keep_estimate,
+        )
+
+    def evaluate(self, budget: int) -> tuple[State, SolverStat]:
+        """The solver's own estimate; without a budget, the steps that training unrolls."""
+        (backward,) = self.backwards(1)
+        if isinstance(backward, Phantom):  # the last state, whichever of them training samples
+            backward = Phantom(grad=backward.grad, tau=backward.tau)
+        found = self.solve(self.z0, budget, backward, keep_estimate=budget > 0)
+        return found.z, found.stats
+
+    def spectral_radius(self, z: State) -> Tensor:
+        """(B,) that of the Jacobian at ``z``."""
+        packing = Packing(z)
+        h = packing.pack(z).detach().requires_grad_()
+        with torch.enable_grad():
+            fz = packing.wrap(self.func, self.args)(h)
+
+        def vjp(v: Tensor) -> Tensor:
+            (product,) = torch.autograd.grad(fz, h, v, retain_graph=True, allow_unused=True)
+            return torch.zeros_like(v) if product is None else product
+
+        return spectral_radius(vjp, h).radius if fz.requires_grad else h.new_zeros(len(h))
+
+
+CORES: Registry[type[nn.Module]] = Registry("core")
+
+
+@CORES.register("indexing")
+class DEQIndexing(DEQBase):
+    """One solve; training samples states along it, each with a gradient of its own.
+
+    ``n_states=n`` samples every ``f_max_iter // n`` evaluations, the last state at the end;
+    otherwise ``indexing`` names the evaluations, and the end is added.
+    """
+
+    def train_states(self, call: ForwardPass, budget: int) -> Output:
+        steps = self.sampled_steps(budget)
+        *earlier, last = call.backwards(len(steps))
+        record = list(zip(steps, earlier, strict=False))
+        if record and self.args.backward == "reversible":
+            raise ValueError(
+                "a reversible iteration gives its last state only: use core='sliced', or one state"
+            )
+        found = call.solve(call.z0, budget, last, record)
+        return found.states, found.stats
+
+    def sampled_steps(self, budget: int) -> list[int]:
+        """Evaluations after which a state is taken."""
+        if self.args.n_states == 1:
+            return [*self.args.indexing, budget]
+        n = max(1, min(budget, self.args.n_states))
+        return [budget - (n - 1 - k) * (budget // n) for k in range(n)]
+
+
+@CORES.register("sliced")
+class DEQSliced(DEQBase):
+    """Several solves in a row; each ends with its gradient steps, and the next goes on from there.
+
+    ``n_states=n`` makes ``n`` slices of ``f_max_iter // n`` evaluations; otherwise ``indexing``
+    names where to cut. No gradient passes from one slice to the one before.
+    """
+
+    def train_states(self, call: ForwardPass, budget: int) -> Output:
+        slices = self.slices(budget)
+        z, states, nfe = call.z0, [], 0
+        for size, backward in zip(slices, call.backwards(len(slices)), strict=True):
+            found = call.solve(z, size, backward)
+            states += found.states
+            nfe += found.stats.nfe
+            z = _detached(found.z)
+        found.stats.nfe = nfe
+        return states, found.stats
+
+    def slices(self, budget: int) -> list[int]:
+        """Evaluations of each solve."""
+        n = self.args.n_states
+        if n > 1:
+            return [budget // n] * n
+        cuts = [0, *(min(k, budget) for k in self.args.indexing), budget]
+        return [b - a for a, b in pairwise(cuts)]
+
+
+CORES.seal()
+
+
+def get_deq(args: Any = None, **options: Any) -> Any:
+    """A DEQ module of the core that the options name, ``sliced`` by default.
+
+    Args:
+        args: options as a Namespace, a dict, a :class:`DEQConfig` or any object with attributes.
+        **options: options that win over ``args``.
+    """
+    named = args.get("core") if isinstance(args, Mapping) else getattr(args, "core", None)
+    kind = CORES[options.get("core") or named or DEQConfig().core]
+    own = own_options(kind)
+    config = read_config(args, options, own)
+    return kind(config, **{key: config.get(key) for key in own if key in config._extra})
+
+
+def register_deq(deq_type: str, core: type[nn.Module]) -> None:
+    """Make a core known by name; it is built as ``core(config)``, with options that it adds."""
+    if not (isinstance(core, type) and callable(core)):
+        raise TypeError(f"a core is a class that is built as core(config), got {core!r}")
+    CORES.register(deq_type, core)
+
+
+def reset_deq(model: nn.Module) -> None:
+    """Before a forward pass: compute normalised weights afresh and draw new dropout masks."""
+    reset_norm(model)
+    reset_dropout(model)
+
+
+def own_options(kind: type) -> list[str]:
+    """Options that a core adds to those of the library: the keywords of its ``__init__``."""
+    known = {*DEQConfig.names(), "self", "args"}
+    names = []
+    for base in kind.__mro__:
+        if base in (DEQBase, nn.Module) or "__init__" not in vars(base):
+            continue
+        for name, p in inspect.signature(base.__init__).parameters.items():  # type: ignore[misc]
+            if name not in known and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
+                names.append(name)
+    return names
+
+
+def _detached(z: State) -> State:
+    packing = Packing(z)
+    return packing.unpack(packing.pack(z).detach())

@@ -1,0 +1,26 @@
+"""Weight normalisation: bound the weights of f, computed once per forward pass."""
+
+from torchdeq.norm.apply import (
+    apply_norm,
+    register_norm,
+    register_norm_module,
+    remove_norm,
+    reset_norm,
+)
+from torchdeq.norm.base import NORMS, Norm
+from torchdeq.norm.spectral import SpectralNorm
+from torchdeq.norm.weight import WeightNorm
+
+NORMS.seal()
+
+__all__ = [
+    "NORMS",
+    "Norm",
+    "SpectralNorm",
+    "WeightNorm",
+    "apply_norm",
+    "register_norm",
+    "register_norm_module",
+    "remove_norm",
+    "reset_norm",
+]

@@ -1,0 +1,5 @@
+"""Published import path of `DEQConfig`."""
+
+from torchdeq.config import DEQConfig
+
+__all__ = ["DEQConfig"]
