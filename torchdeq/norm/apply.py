@@ -11,6 +11,7 @@ from torch import nn
 from torchdeq.callers import stack_level
 from torchdeq.config import DEQConfig
 from torchdeq.norm.base import NORMS, Norm, as_tuple
+from torchdeq.norm.options import read_options
 from torchdeq.tracing import untraced
 
 Filter = str | Sequence[str] | None
@@ -164,7 +165,7 @@ def _apply_to(
         return
     same = type(before) is norm_class
     if same and isinstance(before, Norm):
-        options = norm_class._options(config, norm_kwargs)
+        options = read_options(norm_class, config, norm_kwargs)
         same = before == type(before)(before.names, before.dims, **options)
     if not same:
         raise ValueError(

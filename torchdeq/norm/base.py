@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -15,23 +14,13 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import is_parametrized
 
-from torchdeq.callers import stack_level
-from torchdeq.config import DEQConfig
 from torchdeq.norm.computed import Parts, computed, was_overwritten
-from torchdeq.registry import Registry, suggest
+from torchdeq.norm.options import read_options
+from torchdeq.registry import Registry
 
 NORMS: Registry[type[Any]] = Registry("norm")
 
 Targets = dict[type[nn.Module], tuple[str | Sequence[str], int | Sequence[int]]]
-
-#: The option of a norm, and the flag that sets it from ``args``.
-FLAGS = {
-    "learn_scale": "norm_no_scale",
-    "target_norm": "norm_target_norm",
-    "clip": "norm_clip",
-    "clip_value": "norm_clip_value",
-    "n_power_iterations": "sn_n_power_iters",
-}
 
 
 def common_targets() -> Targets:
@@ -147,7 +136,7 @@ class Norm(ABC):
                     "normalise: pass names and dims, or call register_norm_module"
                 )
             names, dims = cls._target_modules[kind]
-        given = cls(as_tuple(names), as_tuple(dims), **cls._options(deq_args, options))
+        given = cls(as_tuple(names), as_tuple(dims), **read_options(cls, deq_args, options))
         absent = {name for name, p in module._parameters.items() if p is None}
         kept = [(name, dim) for name, dim in given.items() if name not in absent]
         norm = replace(given, names=[name for name, _ in kept], dims=[dim for _, dim in kept])
@@ -219,8 +208,8 @@ class Norm(ABC):
     def _scale(self, weight: Tensor, norm: Tensor, g: Tensor | None) -> Tensor:
         """``weight * min(t, g / norm)``."""
         zero = norm == 0
-        scale = self.target_norm if g is None else g
-        factor = torch.where(zero, 1.0, scale / norm.masked_fill(zero, 1.0))
+        divisor = norm.masked_fill(zero, 1.0)
+        factor = torch.where(zero, divisor, (self.target_norm if g is None else g) / divisor)
         return weight * (factor.clamp(max=self.clip_value) if self.clip else factor)
 
     def _install(self, module: nn.Module, name: str, dim: int) -> None:
@@ -251,35 +240,6 @@ class Norm(ABC):
     ) -> None:
         watched = tuple(s for s in (self.raw, "g") if s in parts)
         module.__dict__[name] = computed(partial(self.weight, dim=dim), parts, watched, fresh)
-
-    @classmethod
-    def _options(cls, args: Any, given: dict[str, Any]) -> dict[str, Any]:
-        """The fields set by keywords, in either spelling, and by the flags in ``args``."""
-        known = {f.name for f in fields(cls)} - {"names", "dims"}
-        spelled = {FLAGS[name]: name for name in known if name in FLAGS}
-        options: dict[str, Any] = {}
-        for key, value in given.items():
-            name = spelled.get(key, key)
-            if name not in known:
-                tail = suggest(key, [*known, *spelled])
-                raise TypeError(f"{cls.__name__} has no option {key!r}{tail}")
-            if name in options:
-                raise TypeError(f"{key!r} and its other name both set one option: give one of them")
-            options[name] = not value if key == "norm_no_scale" else value
-        config = args if isinstance(args, DEQConfig) else DEQConfig(args)
-        for flag, name in spelled.items():
-            value = config.get(flag)
-            if value is None:
-                continue
-            value = not value if flag == "norm_no_scale" else value
-            if options.get(name, value) != value:
-                warnings.warn(
-                    f"{name}={options[name]} is overruled by {flag} in args ({name}={value}): "
-                    "leave one of them out",
-                    stacklevel=stack_level(),
-                )
-            options[name] = value
-        return options
 
 
 def _check_parameter(module: nn.Module, name: str, dim: int) -> None:
