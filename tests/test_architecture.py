@@ -17,6 +17,7 @@ ROOT = Path(torchdeq.__file__).parent
 ALLOWED = {
     "registry": set(),
     "autocast": set(),
+    "callers": set(),
     "modules": set(),
     "randomness": set(),
     "tracing": set(),
@@ -24,14 +25,19 @@ ALLOWED = {
     "initial": set(),
     "packing": {"autocast"},
     "memory": {"modules"},
-    "solver": {"registry", "packing", "solver", "linear", "tracing"},
+    "solver": {"registry", "callers", "packing", "solver", "linear", "tracing"},
     "linear": {"autocast", "registry", "solver", "linear"},
     "grad": {
-        *("registry", "packing", "modules", "randomness", "tracing"),
-        *("solver", "linear", "grad"),
+        *("registry", "callers", "packing", "modules", "randomness", "tracing"),
+        *("solver", "linear", "grad", "config"),
     },
     "functional": {"packing", "randomness", "tracing", "solver", "grad"},
     "loss": {"autocast", "packing", "registry", "loss"},
+    "config": {"callers", "registry", "solver"},
+    "flags": {"config"},
+    "norm": {"autocast", "callers", "registry", "tracing", "config", "norm"},
+    "legacy": {"packing"},
+    "core": {"deq"},
 }
 
 

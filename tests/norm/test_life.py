@@ -314,3 +314,25 @@ def test_an_old_weight_is_freed_without_a_collection() -> None:
         assert old() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("norm", ["weight_norm", "spectral_norm"])
+def test_evaluation_computes_a_weight_again_only_if_something_changed(norm: str) -> None:
+    layer = nn.Linear(4, 4)
+    apply_norm(layer, norm)
+    layer.eval()
+    with torch.no_grad():
+        reset_norm(layer)
+        weight = layer.weight
+        reset_norm(layer)
+        assert layer.weight is weight
+        layer.get_parameter("weight_v" if norm == "weight_norm" else "weight_orig").mul_(2.0)
+        reset_norm(layer)
+        assert layer.weight is not weight
+        weight = layer.weight
+        layer.train()
+        reset_norm(layer)
+        assert layer.weight is not weight
+    layer.eval()
+    reset_norm(layer)
+    assert layer.weight.requires_grad

@@ -14,7 +14,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import is_parametrized
 
-from torchdeq.norm.computed import Parts, computed, was_overwritten
+from torchdeq.norm.computed import Parts, computed, is_current, was_overwritten
 from torchdeq.norm.options import read_options
 from torchdeq.registry import Registry
 
@@ -156,6 +156,8 @@ class Norm(ABC):
         """Compute the weights of ``module`` for this forward pass."""
         for name, dim in self.items():
             parts = self._parts(module, name)
+            if not module.training and is_current(module.__dict__.get(name), parts):
+                continue
             self._absorb(module, name, dim, parts)
             if module.training:
                 self.advance(parts, dim)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from typing import Any
 from weakref import ref
@@ -42,6 +42,15 @@ def was_overwritten(weight: Tensor, parts: Parts) -> bool:
     return origin is not None and origin.was_overwritten(weight, parts)
 
 
+def is_current(weight: Tensor | None, parts: Parts) -> bool:
+    """Whether computing the weight again would only repeat it: no graph, nothing changed."""
+    origin: _Origin | None = getattr(weight, "_deq_origin", None)
+    if weight is None or origin is None or origin.copy is not None or weight.requires_grad:
+        return False
+    same = _version(weight) == origin.version is not None
+    return same and not torch.is_grad_enabled() and origin.unchanged(parts, parts)
+
+
 class _Origin:
     """How a weight was computed, and in which state everything was then.
 
@@ -56,14 +65,14 @@ class _Origin:
         self.recipe, self.parts, self.watched = recipe, parts, watched
         self.copy = weight.detach().clone() if fresh else None
         self.version, self.grad_fn = _version(weight), weight.grad_fn
-        self.versions = [_version(parts[suffix]) for suffix in watched]
+        self.versions = {suffix: _version(part) for suffix, part in parts.items()}
 
     def was_overwritten(self, weight: Tensor, parts: Parts) -> bool:
         if weight.is_meta or weight.grad_fn is not self.grad_fn:
             return False  # autograd recorded the write: part of a computation
         if _version(weight) == self.version and (self.copy is None or _equal(weight, self.copy)):
             return False
-        if self._unchanged(parts):
+        if self.unchanged(parts, self.watched):
             return True
         warnings.warn(
             "a normalised weight was written to, but its parameters have changed as well since it "
@@ -72,10 +81,11 @@ class _Origin:
         )
         return False
 
-    def _unchanged(self, parts: Parts) -> bool:
+    def unchanged(self, parts: Parts, suffixes: Iterable[str]) -> bool:
+        """Whether some of the parts are what they were."""
         return all(
-            parts[suffix] is self.parts[suffix] and _version(parts[suffix]) == version
-            for suffix, version in zip(self.watched, self.versions, strict=True)
+            parts[suffix] is self.parts[suffix] and _version(parts[suffix]) == self.versions[suffix]
+            for suffix in suffixes
         )
 
     def deepcopy(self, memo: dict[int, Any]) -> Tensor:
