@@ -81,7 +81,7 @@ def test_the_indexing_core_samples_one_solve() -> None:
 
 def test_the_sliced_core_goes_on_from_the_gradient_steps() -> None:
     layer = Layer()
-    deq = get_deq(core="sliced", n_states=3, f_max_iter=10, f_tol=0.0, grad=[1, 2, 1])
+    deq = DEQSliced(n_states=3, f_max_iter=10, f_tol=0.0, grad=[1, 2, 1])
     assert deq.slices(10) == [3, 3, 3]
     states, info = deq(layer, layer.z0)
     assert info.nfe == 9
@@ -163,8 +163,12 @@ def test_a_call_may_have_its_own_budget_and_solver_options(core: str, training: 
         assert info.nfe == 6
     with pytest.raises(TypeError, match="solver 'anderson' has no option 'l_thres'"):
         deq(layer, layer.z0, solver_kwargs={"l_thres": 3})
-    with pytest.raises(ValueError, match=r"whole number >= 0, got 2\.5"):
+    with pytest.raises(ValueError, match=r"whole number >= 0, got \[2\.5\]"):
         deq(layer, layer.z0, f_max_iter=2.5)
+    with pytest.raises(ValueError, match=r"must be given once, .* got \[5, 3\]"):
+        deq(layer, layer.z0, solver_kwargs={"f_max_iter": 3}, f_max_iter=5)
+    with pytest.raises(TypeError, match=r"set f_tol when .* deq\.f_tol = "):
+        deq(layer, layer.z0, solver_kwargs={"tol": 1e-3})
     options = {"f_max_iter": 4}
     deq(layer, layer.z0, solver_kwargs=options)
     assert options == {"f_max_iter": 4}
@@ -249,7 +253,15 @@ def test_names_and_options_are_checked_when_the_module_is_built() -> None:
         get_deq(stop_mode="rel")
     layer = Layer()
     with pytest.raises(ValueError, match=r"one for each of the 3 states, got \[1, 2\]"):
-        get_deq(n_states=3, grad=[1, 2])(layer, layer.z0)
+        get_deq(n_states=3, grad=[1, 2])
+    with pytest.raises(ValueError, match=r"one for each of the 1 states, got \[1, 2\]"):
+        get_deq(grad=[1, 2])
+    with pytest.raises(KeyError, match="did you mean 'anderson'"):
+        get_deq(b_solver="andersen")
+    with pytest.raises(ValueError, match="f_solver must be 'fixed_point_iter', got 'anderson'"):
+        get_deq(backward="reversible", f_solver="anderson")
+    with pytest.raises(TypeError, match="define train_states, or forward"):
+        type("Old", (DEQSliced,), {"_compute_f_iter": lambda self, n: [n]})
     with pytest.raises(ValueError, match="use core='sliced'"):
         get_deq(core="indexing", n_states=2, backward="reversible")(layer, layer.z0)
 
@@ -368,3 +380,26 @@ class TestRegistration:
         torch.testing.assert_close((a, b), reference)
         got, expected = (torch.autograd.grad((u * v).sum(), x)[0] for u, v in ((a, b), reference))
         torch.testing.assert_close(got, expected)
+
+
+def test_the_last_state_instead_of_the_best() -> None:
+    layer = Layer()
+    deq = get_deq(f_max_iter=6, f_tol=0.5).eval()
+    with torch.no_grad():
+        (best,), _ = deq(layer, layer.z0)
+        (final,), info = deq(layer, layer.z0, solver_kwargs={"return_final": True})
+    assert info.nfe == 6
+    torch.testing.assert_close(final, layer.iterate(6))
+    assert not torch.equal(best, final)
+
+
+def test_published_modules_are_attributes_of_the_package() -> None:
+    import torchdeq
+
+    for path in ("core.DEQBase", "utils.mem.mem_gc", "utils.config.DEQConfig", "solver.stat",
+                 "norm.weight_norm.WeightNorm", "norm.spectral_norm.SpectralNorm",
+                 "grad.backward_factory", "loss.fp_correction", "dropout.reset_dropout",
+                 "solver.anderson.anderson_solver", "solver.fp_iter.fixed_point_iter"):  # fmt: skip
+        held: Any = torchdeq
+        for name in path.split("."):
+            held = getattr(held, name)

@@ -1,5 +1,6 @@
 """TorchDEQ: deep equilibrium models in PyTorch."""
 
+from torchdeq import core, utils
 from torchdeq.config import DEQConfig
 from torchdeq.deq import get_deq, register_deq, reset_deq
 from torchdeq.dropout import (
@@ -66,6 +67,7 @@ __all__ = [
     "VariationalDropout3d",
     "add_deq_args",
     "apply_norm",
+    "core",
     "fixed_point",
     "fp_correction",
     "get_deq",
@@ -88,4 +90,5 @@ __all__ = [
     "solve",
     "solver_stat_from_final_step",
     "spectral_radius",
+    "utils",
 ]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass, field, fields
 from math import inf
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torchdeq.callers import stack_level
 from torchdeq.registry import suggest
 from torchdeq.solver import POLICIES, StopRule
+from torchdeq.solver.stopping import MODES
 
 OLD_NAMES = {"n_losses": "n_states"}  # former names of options
 _VOID = {"no_stat"}  # known to 0.1.0, and without effect: statistics cost nothing until read
@@ -89,6 +91,10 @@ class DEQConfig:
     jac_incremental: int = _option(0, "raise jac_loss_weight by 0.1 after so many steps")
     sradius_mode: bool = _option(False, "estimate the Jacobian's spectral radius in evaluation")
 
+    if TYPE_CHECKING:  # attributes, but not options: which were given, and what else came along
+        _given: ClassVar[frozenset[str]]
+        _extra: ClassVar[dict[str, Any]]
+
     def __new__(cls, args: Any = None, **options: Any) -> Self:
         # A keyword that equals its default was given all the same, which __init__ cannot see.
         _check_names(options, cls.names())
@@ -107,9 +113,6 @@ class DEQConfig:
         for name, default in self.defaults().items():
             object.__setattr__(self, name, _of_kind(default, name, getattr(self, name)))
         self._check()
-
-    _given: frozenset[str] = field(init=False, repr=False, compare=False, default=frozenset())
-    _extra: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     @classmethod
     def names(cls) -> list[str]:
@@ -158,11 +161,15 @@ class DEQConfig:
 
     def _check(self) -> None:
         """Values that no later part would refuse in the words of the options."""
-        for name in ("f", "b"):
-            try:
-                getattr(self, f"{name}_stop")
-            except ValueError as error:
-                raise ValueError(f"{name}_max_iter, {name}_tol or stop mode: {error}") from None
+        for name, value in (
+            *(("f_max_iter", self.f_max_iter), ("b_max_iter", self.b_max_iter)),
+            *(("f_tol", self.f_tol), ("b_tol", self.b_tol)),
+        ):
+            _require(0 <= value < inf, f"{name} must be finite and at least 0", value)
+        _choice("f_stop_mode", self.f_stop_mode, MODES)
+        _choice("b_stop_mode", self.b_stop_mode, MODES)
+        _choice("on_failure", self.on_failure, POLICIES)
+        _choice("b_init", self.b_init, ("zeros", "shine"))
         _require(self.eval_factor >= 0, "eval_factor must be at least 0", self.eval_factor)
         _require(self.eval_f_max_iter >= 0, "eval_f_max_iter must be >= 0", self.eval_f_max_iter)
         _require(self.n_states >= 1, "n_states must be at least 1", self.n_states)
@@ -170,14 +177,23 @@ class DEQConfig:
         _require(0 < self.tau <= 1, "tau must lie in (0, 1]", self.tau)
         rising = all(a < b for a, b in zip([0, *self.indexing], self.indexing, strict=False))
         _require(rising, "indexing takes rising numbers of evaluations >= 1", self.indexing)
-        if self.on_failure not in POLICIES:
-            tail = suggest(self.on_failure, POLICIES)
-            raise ValueError(f"unknown failure policy {self.on_failure!r}{tail}")
+        states = self.n_states if self.n_states > 1 else len(self.indexing) + 1
+        what = f"grad takes one number of steps, or one for each of the {states} states"
+        _require(len(self.grad) in (1, states), what, self.grad)
+        if self.backward == "reversible" and self.f_solver != "fixed_point_iter":
+            raise ValueError(
+                "backward='reversible' runs an iteration of its own: f_solver must be "
+                f"'fixed_point_iter', got {self.f_solver!r}"
+            )
         if (self.ift or self.hook_ift) and self.backward not in ("auto", "ift"):
             raise ValueError(
                 f"ift asks for implicit differentiation and backward={self.backward!r} for another "
                 "method: drop one of them"
             )
+
+
+# __new__ hides from tools what __init__ takes.
+DEQConfig.__signature__ = inspect.signature(DEQConfig.__init__)  # type: ignore[attr-defined]
 
 
 def read_config(args: Any, options: Mapping[str, Any], also: Iterable[str] = ()) -> DEQConfig:
@@ -240,6 +256,11 @@ def _check_names(options: Mapping[str, Any], names: list[str]) -> None:
 def _require(holds: object, what: str, got: object) -> None:
     if not holds:
         raise ValueError(f"{what}, got {got}")
+
+
+def _choice(name: str, value: str, known: Iterable[str]) -> None:
+    if value not in known:
+        raise ValueError(f"unknown {name} {value!r}{suggest(value, known)}")
 
 
 def _of_kind(default: Any, name: str, value: Any) -> Any:

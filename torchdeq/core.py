@@ -1,5 +1,21 @@
 """DEQ modules under their published path."""
 
-from torchdeq.deq import DEQBase, DEQIndexing, DEQSliced, get_deq, register_deq, reset_deq
+from torchdeq.deq import (
+    DEQBase,
+    DEQIndexing,
+    DEQSliced,
+    ForwardPass,
+    get_deq,
+    register_deq,
+    reset_deq,
+)
 
-__all__ = ["DEQBase", "DEQIndexing", "DEQSliced", "get_deq", "register_deq", "reset_deq"]
+__all__ = [
+    "DEQBase",
+    "DEQIndexing",
+    "DEQSliced",
+    "ForwardPass",
+    "get_deq",
+    "register_deq",
+    "reset_deq",
+]

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchdeq.config import DEQConfig, read_config
 from torchdeq.dropout import reset_dropout
 from torchdeq.functional import FixedPoint, fixed_point
-from torchdeq.grad import Backward, Phantom, make_backwards
+from torchdeq.grad import Backward, Phantom, make_adjoint_solver, make_backwards
 from torchdeq.loss import spectral_radius
 from torchdeq.norm import reset_norm
 from torchdeq.packing import Packing, State
@@ -63,8 +63,19 @@ class DEQBase(nn.Module):
         self.eval_f_max_iter = self.args.budget_in_evaluation
         self._now = self.args
         self._own_solver: SolverFunction | None = None
-        self.make_solver({})  # unknown names and options are told now, not in the first call
+        # Unknown names and options are told now, not in the first call.
+        self.make_solver({})
+        make_adjoint_solver(self.args.b_solver, self.args.b_solver_kwargs)
         make_backwards(self.args, len(self.args.grad))
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        hooks = {"_compute_f_iter", "_solve_fixed_point"} & set(vars(cls))
+        if hooks and cls.forward is DEQBase.forward:
+            raise TypeError(
+                f"{cls.__name__} overrides {', '.join(sorted(hooks))} of torchdeq 0.1.0, which "
+                "nothing calls any more: define train_states, or forward"
+            )
 
     @property
     def config(self) -> DEQConfig:
@@ -108,7 +119,8 @@ class DEQBase(nn.Module):
         Args:
             func: called with a tensor or dict state as it is, with a tuple or list state unpacked.
             z_init: the start; a former fixed point, for reuse.
-            solver_kwargs: options of the forward solver for this call, and ``f_max_iter``.
+            solver_kwargs: options of the forward solver for this call, ``f_max_iter``, and
+                ``return_final`` for the last state instead of the best.
             sradius_mode: put the spectral radius of each sample's Jacobian into the statistics; in
                 evaluation only.
             backward_writer: called once per backward pass with the statistics of its solve.
@@ -122,10 +134,8 @@ class DEQBase(nn.Module):
             one the fixed point; in evaluation the fixed point alone.
         """
         options = dict(solver_kwargs or {})
-        own_budget = self.f_max_iter if self.training else self.eval_f_max_iter
-        budget = options.pop("f_max_iter", own_budget) if f_max_iter is None else f_max_iter
-        if budget != int(budget) or budget < 0:
-            raise ValueError(f"f_max_iter must be a whole number >= 0, got {budget}")
+        budget = self._budget(f_max_iter, options)
+        return_final = bool(options.pop("return_final", False))
         call = ForwardPass(
             func,
             z_init,
@@ -134,15 +144,27 @@ class DEQBase(nn.Module):
             self.config,
             backward_writer,
             compact,
+            return_final,
         )
         if self.training:
-            states, stats = self.train_states(call, int(budget))
+            states, stats = self.train_states(call, budget)
         else:
-            state, stats = call.evaluate(int(budget))
+            state, stats = call.evaluate(budget)
             if sradius_mode or self.args.sradius_mode:
                 stats["sradius"] = call.spectral_radius(state)
             states = [state]
         return [list(z) if isinstance(z, tuple) else z for z in states], stats
+
+    def _budget(self, f_max_iter: int | None, options: dict[str, Any]) -> int:
+        """The budget of this call; takes it out of the solver's options if it is there."""
+        asked = [b for b in (f_max_iter, options.pop("f_max_iter", None)) if b is not None]
+        budget = asked[0] if asked else self.f_max_iter if self.training else self.eval_f_max_iter
+        whole = isinstance(budget, (int, float)) and budget == int(budget) and budget >= 0
+        if len(asked) > 1 or not whole:
+            raise ValueError(
+                f"f_max_iter must be given once, as a whole number >= 0, got {asked or [budget]}"
+            )
+        return int(budget)
 
     def train_states(self, call: ForwardPass, budget: int) -> Output:
         """The states that training returns, for a budget of evaluations."""
@@ -155,6 +177,12 @@ class DEQBase(nn.Module):
     def make_solver(self, options: Mapping[str, Any]) -> Solver[Any]:
         """The forward solver with options of one call."""
         options = {**self.args.f_solver_kwargs, **options}
+        for name in ("tol", "max_iter", "stop_mode"):
+            if name in options:
+                raise TypeError(
+                    f"{name!r} is not an option of a solver: set f_{name} when the module is made, "
+                    f"or on it, as in deq.f_{name} = ..."
+                )
         if self._own_solver is not None:
             return function_solver(self._own_solver, options)
         return make_solver(self.args.f_solver, options)
@@ -171,6 +199,7 @@ class ForwardPass:
     config: DEQConfig
     writer: Writer | None
     compact: bool
+    return_final: bool = False
 
     def backwards(self, n: int) -> list[Backward]:
         """One backward for each of ``n`` states."""
@@ -191,7 +220,7 @@ class ForwardPass:
             self.args,
             solver=self.solver,
             backward=backward,
-            stop=replace(self.config.f_stop, max_iter=budget),
+            stop=replace(self.config.f_stop, max_iter=budget, return_final=self.return_final),
             record=record or (),
             compact=self.compact,
             on_failure=self.config.on_failure,
@@ -281,7 +310,7 @@ class DEQSliced(DEQBase):
 CORES.seal()
 
 
-def get_deq(args: Any = None, **options: Any) -> Any:
+def get_deq(args: Any = None, **options: Any) -> DEQBase:
     """A DEQ module of the core that the options name, ``sliced`` by default.
 
     Args:
@@ -292,7 +321,8 @@ def get_deq(args: Any = None, **options: Any) -> Any:
     kind = CORES[options.get("core") or named or DEQConfig().core]
     own = own_options(kind)
     config = read_config(args, options, own)
-    return kind(config, **{key: config.get(key) for key in own if key in config._extra})
+    added = {key: config.get(key) for key in own if key in config._extra}
+    return cast(DEQBase, kind(config, **added))
 
 
 def register_deq(deq_type: str, core: type[nn.Module]) -> None:

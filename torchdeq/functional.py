@@ -80,6 +80,10 @@ def fixed_point(
     packing = Packing(z0)
     packed = packing.wrap(f, args)
     backward = Implicit() if backward is None else backward
+    if not isinstance(backward, Backward):
+        raise TypeError(
+            f"backward must be a Backward such as Implicit() or Phantom(grad=5), got {backward!r}"
+        )
     stop = StopRule() if stop is None else stop
     ask = _Ask(solver, stop, tuple(record), compact, on_failure, keep_estimate)
     states, stats = _attached(packed, z0, ask, backward)

@@ -1,5 +1,6 @@
 """Weight normalisation: bound the weights of f, computed once per forward pass."""
 
+from torchdeq.norm import base_norm, spectral_norm, weight_norm
 from torchdeq.norm.apply import (
     apply_norm,
     register_norm,
@@ -19,8 +20,11 @@ __all__ = [
     "SpectralNorm",
     "WeightNorm",
     "apply_norm",
+    "base_norm",
     "register_norm",
     "register_norm_module",
     "remove_norm",
     "reset_norm",
+    "spectral_norm",
+    "weight_norm",
 ]

@@ -44,12 +44,11 @@ class Norm(ABC):
     optimizer's step or a move :func:`torchdeq.reset_norm` does.
 
     An initialiser may write into it: what ``nn.init``, ``reset_parameters()`` or a ``copy_`` under
-    ``no_grad`` left there becomes the new ``V``, with ``g = N(V)``, at the next call, so the layer
-    computes what was written; without a learnable scale, or beyond the clip, the norm has the last
-    word. Assigning a ``Parameter`` does the same. Writes through ``.data`` leave no trace: they are
-    found, by value, until the first call, and later last only until the next, like writes that
-    autograd records and tensors that are assigned. Call ``reset_norm`` between initialising a model
-    and handing it to DDP, which shares parameters at once.
+    ``no_grad`` left there becomes the new ``V`` at the next call, as if the norm had been applied
+    to a layer with that weight. Assigning a ``Parameter`` does the same. Writes through ``.data``
+    leave no trace: they are found, by value, until the first call, and later last only until the
+    next, like writes that autograd records and tensors that are assigned. Call ``reset_norm``
+    between initialising a model and handing it to DDP, which shares parameters at once.
 
     A row (or matrix) of norm zero is left alone: its factor is 1, and gradients reach it.
 
@@ -193,7 +192,7 @@ class Norm(ABC):
                 f"{tuple(parts[self.raw].shape)}: call remove_norm before changing it"
             )
         with torch.no_grad():
-            for suffix, value in self.split(written.to(parts[self.raw]), dim).items():
+            for suffix, value in self.start(self.split(written.to(parts[self.raw]), dim)).items():
                 parts[suffix].copy_(value)
         self._compute(module, name, dim, parts)
 

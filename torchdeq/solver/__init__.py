@@ -1,5 +1,6 @@
 """Fixed-point solvers: one loop, many update rules."""
 
+from torchdeq.solver import stat
 from torchdeq.solver.anderson import Anderson
 from torchdeq.solver.auto import Auto
 from torchdeq.solver.base import SOLVERS, FixedPointFn, Iterate, Solver
@@ -49,4 +50,5 @@ __all__ = [
     "report_failures",
     "solve",
     "solver_stat_from_final_step",
+    "stat",
 ]

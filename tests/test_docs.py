@@ -1,0 +1,70 @@
+"""The documentation is true: its programs run, and its table of options is that of the code."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchdeq import DEQConfig
+from torchdeq.deq import CORES
+from torchdeq.grad import BACKWARDS
+from torchdeq.loss import WEIGHTS
+from torchdeq.norm import NORMS
+from torchdeq.solver import SOLVERS
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OPTIONAL = {"hydra", "jsonargparse", "omegaconf"}  # shown, and not needed by anything else
+
+
+@pytest.fixture(autouse=True)
+def _names_of_a_page_stay_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    for registry in (SOLVERS, BACKWARDS, NORMS, CORES, WEIGHTS):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    for norm in NORMS.values():
+        monkeypatch.setattr(norm, "_target_modules", dict(norm._target_modules))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_programs_of_every_page_run_from_top_to_bottom(page: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    # An entry of sys.modules is what dataclasses ask for; that of this test serves.
+    program: dict[str, Any] = {"__name__": __name__}
+    for block in blocks:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                exec(compile(block, str(page), "exec", dont_inherit=True), program)
+        except ModuleNotFoundError as error:
+            if error.name not in OPTIONAL:
+                raise
+
+
+def test_the_table_of_options_is_that_of_the_code() -> None:
+    table = option_table()
+    assert table in (ROOT / "docs" / "options.md").read_text(), f"put this there:\n{table}"
+
+
+def option_table() -> str:
+    """All options with flag, default and meaning, as Markdown."""
+    lines = ["| Flag | Default | Meaning |", "| --- | --- | --- |"]
+    told = {f.name: f.metadata for f in fields(DEQConfig)}
+    for name, default in DEQConfig.defaults().items():
+        flag = told[name]["flag"].get("name", name)
+        spelled = f"`--{flag}`" if flag == name else f"`--{flag}`, in Python `{name}`"
+        value = f"{default:g}" if isinstance(default, float) else str(default)
+        meaning = told[name]["help"].replace("|", r"\|")  # a bar ends a cell
+        lines.append(f"| {spelled} | `{value}` | {meaning} |")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_page_names_is_there(page: Path) -> None:
+    folders = "benchmarks|docs|examples|tests|torchdeq"
+    named = re.findall(rf"`((?:{folders})/[\w/.]+\.\w+)`", page.read_text())
+    assert not [name for name in named if not (ROOT / name).exists()]
