@@ -1,4 +1,4 @@
-"""Run the benchmarks: three tables on the screen, the numbers and a picture in ``results/``."""
+"""Run the benchmarks: tables on the screen, the numbers and pictures in ``results/``."""
 
 from __future__ import annotations
 
@@ -10,65 +10,106 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
+from typing import Any, TypeVar
 
 import torch
 
-from benchmarks import memory, overhead, to_tolerance
-from benchmarks.cases import CASES, LARGE
-from benchmarks.contest import OLD, open_contest
-from benchmarks.picture import draw
+from benchmarks import adjoint, memory, overhead, passes, to_tolerance, training
+from benchmarks.cases import LARGE, SOLVED
+from benchmarks.contest import OLD, Contest, open_contest
+from benchmarks.page import insert
+from benchmarks.picture import draw, draw_gradients
 
 RESULTS = Path(__file__).parent / "results"
 QUICK = ("mlp", "pair")  # a sanity run
+GRADIENTS = ("adjoint", "passes", "training")
+T = TypeVar("T")
 
 
 def main() -> int:
-    """Answer the three questions; fails if a contestant did."""
+    """Answer the questions; fails if a contestant did."""
     options = _options()
-    cases = [name for name in CASES if name != LARGE and options.only in (None, name)]
-    if options.quick:
-        cases = [name for name in cases if name in QUICK]
-    large = "conv" if options.quick else LARGE
     rounds = options.rounds or (1 if options.quick else 9)
-    start = perf_counter()
     with open_contest() as contest:
         print(f"one thread, up to {rounds} rounds, contestants in turns\n", flush=True)
-        cost = overhead.run(contest, cases, rounds)
-        print(cost, end="\n\n", flush=True)
-        speed = to_tolerance.run(contest, cases, rounds)
-        print(speed, end="\n\n", flush=True)
-        space = memory.run(contest, large)
-        print(space, end="\n\n", flush=True)
-        failures = contest.failures
-    for failure in failures:
-        print(f"FAILED: {failure}")
-    seconds = perf_counter() - start
+        if options.only in (None, *SOLVED):
+            _solves(contest, options, rounds)
+        if options.only in (None, "gradients", *GRADIENTS):
+            _gradients(contest, options, rounds)
+        for failure in contest.failures:
+            print(f"FAILED: {failure}")
+        return 1 if contest.failures else 0
+
+
+def _solves(contest: Contest, options: argparse.Namespace, rounds: int) -> None:
+    """What solvers cost, how fast they converge and how much memory they take."""
+    cases = [name for name in SOLVED if options.only in (None, name)]
+    if options.quick:
+        cases = [name for name in cases if name in QUICK]
+    start = perf_counter()
+    cost = _shown(overhead.run(contest, cases, rounds))
+    speed = _shown(to_tolerance.run(contest, cases, rounds))
+    space = _shown(memory.run(contest, "conv" if options.quick else LARGE))
     answers = {
-        "environment": _environment(),
-        "rounds": rounds,
-        "seconds": seconds,
         "geometric_mean": {"rounds": cost.mean, "minima": cost.mean_low},
         "overhead": asdict(cost),
         "to_tolerance": asdict(speed),
         "memory": asdict(space),
-        "failures": failures,
     }
     name = "partial" if options.quick or options.only else "solvers"
+    _save(name, contest, rounds, start, answers, lambda path: draw(cost, speed, space, path))
+
+
+def _gradients(contest: Contest, options: argparse.Namespace, rounds: int) -> None:
+    """What gradients cost; a full run also renews the tables of the documentation."""
+    quick, start = options.quick, perf_counter()
+    asked = GRADIENTS if options.only in (None, "gradients") else (options.only,)
+    systems = _shown(adjoint.run(contest, quick)) if "adjoint" in asked else None
+    methods = _shown(passes.run(contest, rounds, quick)) if "passes" in asked else None
+    steps = _shown(training.run(contest, rounds, quick)) if "training" in asked else None
+    if systems is None or methods is None or steps is None:
+        return  # a look at one of them, which is not kept
+
+    def picture(path: Path) -> None:
+        draw_gradients(systems, methods, steps, path)
+
+    answers = {"adjoint": asdict(systems), "passes": asdict(methods), "training": asdict(steps)}
+    name = "partial.gradients" if quick else "gradients"
+    _save(name, contest, rounds, start, answers, picture)
+    if not quick:
+        insert({"adjoint": str(systems), "passes": str(methods), "training": str(steps)})
+
+
+def _shown(answer: T) -> T:
+    print(answer, end="\n\n", flush=True)
+    return answer
+
+
+def _save(
+    name: str,
+    contest: Contest,
+    rounds: int,
+    start: float,
+    answers: dict[str, Any],
+    picture: Callable[[Path], None],
+) -> None:
+    seconds = perf_counter() - start
+    facts = {"environment": _environment(), "rounds": rounds, "seconds": seconds}
+    everything = {**facts, **answers, "failures": contest.failures}
     RESULTS.mkdir(exist_ok=True)
-    _replace(RESULTS / f"{name}.json", lambda path: _write(path, answers))
-    _replace(RESULTS / f"{name}.png", lambda path: draw(cost, speed, space, path))
-    print(f"{seconds:.0f} s; numbers and picture in {RESULTS.name}/{name}.json and .png")
-    return 1 if failures else 0
+    _replace(RESULTS / f"{name}.json", lambda path: _write(path, everything))
+    _replace(RESULTS / f"{name}.png", picture)
+    print(f"{seconds:.0f} s; numbers and picture in {RESULTS.name}/{name}.json and .png\n")
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    choices = [name for name in CASES if name != LARGE]
+    choices = [*SOLVED, "gradients", *GRADIENTS]
     parser.add_argument(
-        "--only", choices=choices, metavar="CASE", help=f"one of {', '.join(choices)}"
+        "--only", choices=choices, metavar="WHAT", help=f"one of {', '.join(choices)}"
     )
     parser.add_argument("--rounds", type=int, metavar="N", help="turns per contestant (9)")
-    parser.add_argument("--quick", action="store_true", help="less than a minute, small cases only")
+    parser.add_argument("--quick", action="store_true", help="a minute or two, small cases only")
     return parser.parse_args()
 
 
@@ -83,7 +124,7 @@ def _environment() -> dict[str, object]:
     }
 
 
-def _write(path: Path, answers: dict[str, object]) -> None:
+def _write(path: Path, answers: dict[str, Any]) -> None:
     path.write_text(json.dumps(answers, indent=1) + "\n")
 
 

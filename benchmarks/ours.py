@@ -3,19 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from benchmarks.cases import State
-from torchdeq.solver import SOLVERS, SolverStat, StopRule
+from benchmarks.probe import Ask
+from torchdeq import fixed_point, mem_gc
+from torchdeq.grad import Backward, Implicit, Phantom, Reversible
+from torchdeq.linear import GMRES, LINEAR, LinearSolver
+from torchdeq.solver import SOLVERS, Anderson, Broyden, FixedPointIter, Solver, SolverStat, StopRule
 from torchdeq.solver import solve as solve_fixed_point
 
 NAMES = list(SOLVERS)
 STOPPING = [name for name in NAMES if SOLVERS[name].watches]  # those that take a tolerance
+Map = Callable[..., State]
 
 
-def solve(
-    f: Callable[..., State], z0: State, solver: str, calls: int, tol: float
-) -> tuple[State, SolverStat]:
+def solve(f: Map, z0: State, solver: str, calls: int, tol: float) -> tuple[State, SolverStat]:
     """Solve within ``calls`` evaluations, or until the relative residual is ``tol``."""
     stop = StopRule(max_iter=calls, tol=tol, mode="rel")
     solution = solve_fixed_point(f, z0, SOLVERS[solver](), stop, on_failure="ignore")
     return solution.z, solution.stats
+
+
+ADJOINTS: dict[str, Solver[Any] | LinearSolver] = {
+    **{name: SOLVERS[name]() for name in STOPPING},
+    "anderson m=5": Anderson(m=5),
+    "anderson m=10": Anderson(m=10),
+    "broyden full": Broyden(l_thres=None),
+    **{name: LINEAR[name]() for name in LINEAR},
+    "gmres full": GMRES(restart=400),
+    "shine": Broyden(l_thres=None),  # both solves are Broyden's
+}
+
+
+def differentiable(f: Map, z0: State, ask: Ask) -> State:
+    """The fixed point with an implicit gradient."""
+    backward = Implicit(
+        solver=ADJOINTS[ask.adjoint],
+        stop=StopRule(ask.products, ask.adjoint_tol),
+        on_failure="ignore",
+        init="shine" if ask.adjoint == "shine" else "zeros",
+    )
+    solver, stop = ADJOINTS[ask.solver], StopRule(ask.calls, ask.tol, "rel")
+    assert isinstance(solver, Solver)
+    return fixed_point(f, z0, solver=solver, stop=stop, backward=backward, on_failure="ignore").z
+
+
+def phantom(f: Map, z0: State, steps: int) -> State:
+    """Steps with a graph from ``z0``."""
+    return fixed_point(f, z0, stop=StopRule(0), backward=Phantom(grad=steps)).z
+
+
+def _after(calls: int, backward: Backward) -> Callable[[Map, State], State]:
+    """Plain iteration, which spends its budget, and then a backward."""
+    stop = StopRule(calls, 0.0)
+    solver = None if isinstance(backward, Reversible) else FixedPointIter()
+    return lambda f, z0: fixed_point(f, z0, solver=solver, stop=stop, backward=backward).z
+
+
+METHODS: dict[str, Callable[[Map, State], State]] = {
+    "implicit, 20 calls": _after(20, Implicit(stop=StopRule(20, 1e-6), on_failure="ignore")),
+    "phantom 5, 20 calls": _after(20, Phantom(grad=5)),
+    "unrolled 20": lambda f, z0: phantom(f, z0, 20),
+    "unrolled 20, mem_gc": lambda f, z0: phantom(lambda z: mem_gc(f, (z,)), z0, 20),
+    "reversible 20": _after(20, Reversible()),
+    "unrolled 12": lambda f, z0: phantom(f, z0, 12),
+    "reversible 12": _after(12, Reversible()),
+}

@@ -5,7 +5,6 @@ Started as ``python -m benchmarks.worker MODULE [FOLDER]``; the folder comes fir
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
@@ -13,23 +12,20 @@ from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from time import process_time
 from typing import Any
 
 import torch
-from torch.autograd.profiler import profile
 
 from benchmarks.cases import CASES, Case, State, apply, residual
+from benchmarks.gauge import peak_bytes, seconds
+from benchmarks.gradients import GradientBench
 
 Reply = dict[str, Any]
 load = cache(lambda name: CASES[name]())
 
 
-class Bench:
-    """What can be asked about a contestant."""
-
-    def __init__(self, contestant: Any) -> None:
-        self.contestant = contestant
+class Bench(GradientBench):
+    """What can be asked about a contestant: here solves, in the base class gradients."""
 
     def hello(self) -> Reply:
         """Which solvers there are, and which of them take a tolerance."""
@@ -86,39 +82,6 @@ def iterate(case: Case, calls: int) -> None:
     z = case.z0
     for _ in range(calls):
         z = apply(case.f, z)
-
-
-def seconds(run: Callable[[], object], least: float) -> float:
-    """The mean time of one run, over as many as fill ``least`` seconds; no garbage collection.
-
-    It is the processor's time: with one thread, the clock's less the turns of other programs.
-    """
-    gc.collect()
-    gc.disable()
-    count, start = 0, process_time()
-    while (elapsed := process_time() - start) < least or not count:
-        run()
-        count += 1
-    gc.enable()
-    return elapsed / count
-
-
-def peak_bytes(run: Callable[[], object]) -> int:
-    """The highest sum of live allocations of torch's CPU allocator.
-
-    The allocator reports every allocation and release to the profiler, so the number is exact and
-    has no noise; the resident size of a process would also tell of what was freed before.
-    """
-    gc.collect()
-    with profile(profile_memory=True) as record:
-        run()
-    assert record.kineto_results is not None
-    events = [e for e in record.kineto_results.events() if e.name() == "[memory]"]
-    now = top = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        now += event.nbytes()
-        top = max(top, now)
-    return top
 
 
 def main(module: str, folder: str | None = None) -> None:

@@ -1,0 +1,108 @@
+"""How long is a training step to equal tolerance?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from benchmarks.contest import OLD, CellFailed, Contest, Worker, interleave
+from benchmarks.spread import Spread
+from benchmarks.table import render
+
+CASES = ("conv", "attention")
+SOLVER, CALLS, TOLERANCE = "anderson", 200, 1e-4  # of the forward pass
+PRODUCTS, ADJOINT_TOLERANCE = 400, 1e-6  # of the backward pass
+ROUNDING = 1.5  # a residual computed again may differ by so much
+SAMPLE = 0.1  # seconds that one measurement should take at least
+
+
+@dataclass(frozen=True)
+class Run:
+    """One contestant's step."""
+
+    case: str
+    contestant: str
+    adjoint: str
+    calls: int  # evaluations of f
+    products: int  # with its Jacobian
+    forward: float  # relative residual of the state
+    backward: float  # residual of the adjoint system, relative to the cotangent
+    seconds: Spread
+    ratio: Spread | None  # to the time of 0.1.0, by round
+
+    def cells(self) -> list[str]:
+        """A line of the table."""
+        cells = [self.case, self.contestant, self.adjoint, str(self.calls), str(self.products)]
+        cells += [f"{self.forward:.1e}", f"{self.backward:.1e}"]
+        cells += [f"{1e3 * self.seconds.median:.1f}", self.seconds.percent]
+        return [*cells, f"{self.ratio.median:.2f}" if self.ratio else "-"]
+
+
+@dataclass(frozen=True)
+class Training:
+    """The answer."""
+
+    runs: list[Run]
+
+    def __str__(self) -> str:
+        header = ["case", "contestant", "backward by", "calls of f", "products"]
+        header += ["forward res.", "backward res.", "ms", "iqr", f"/{OLD}"]
+        return "\n".join(
+            (
+                f"TRAINING: both passes of a step, forward by {SOLVER} to {TOLERANCE:.0e}, "
+                f"backward to {ADJOINT_TOLERANCE:.0e}; medians",
+                render(header, [run.cells() for run in self.runs], texts=3),
+                "residuals are measured on what came out: the state's relative to f(z), the "
+                "adjoint's to the cotangent",
+            )
+        )
+
+
+def run(contest: Contest, rounds: int, quick: bool) -> Training:
+    """Measure a step of every contestant, in turns."""
+    cases = CASES[:1] if quick else CASES
+    found = [contest.attempt(partial(_measure, contest, case, rounds)) for case in cases]
+    return Training([run for runs in found if runs for run in runs])
+
+
+def _measure(contest: Contest, case: str, rounds: int) -> list[Run]:
+    ours = contest.workers[0]
+    entries = [(ours, "gmres"), *((worker, SOLVER) for worker in contest.workers)]
+    seen = [_check(worker, case, adjoint) for worker, adjoint in entries]
+    turns = {
+        f"{worker.name} {adjoint}": partial(
+            worker.ask, "time_step", case=case, least=SAMPLE, **_ask(adjoint)
+        )
+        for worker, adjoint in entries
+    }
+    answers = interleave(turns, rounds, seconds=60, least=3)
+    times = {name: [a["seconds"] for a in got] for name, got in answers.items()}
+    base = times.get(f"{OLD} {SOLVER}")
+    return [
+        Run(
+            case,
+            worker.name,
+            adjoint,
+            **check,
+            seconds=Spread.of(mine),
+            ratio=Spread.of([a / b for a, b in zip(mine, base, strict=True)]) if base else None,
+        )
+        for (worker, adjoint), check, mine in zip(entries, seen, times.values(), strict=True)
+    ]
+
+
+def _check(worker: Worker, case: str, adjoint: str) -> dict[str, Any]:
+    """What a step takes; times are comparable only if everybody reaches the tolerances."""
+    check = worker.ask("check_step", case=case, **_ask(adjoint))
+    for name, tol in (("forward", TOLERANCE), ("backward", ADJOINT_TOLERANCE)):
+        if check[name] > ROUNDING * tol:
+            raise CellFailed(
+                f"{worker.name}, {case}, {adjoint}: {name} residual {check[name]:.1e} > {tol:.0e}"
+            )
+    return check
+
+
+def _ask(adjoint: str) -> dict[str, Any]:
+    forward = {"solver": SOLVER, "calls": CALLS, "tol": TOLERANCE}
+    return {**forward, "adjoint": adjoint, "products": PRODUCTS, "adjoint_tol": ADJOINT_TOLERANCE}
