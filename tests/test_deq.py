@@ -278,6 +278,23 @@ def test_modules_copy_pickle_and_describe_themselves() -> None:
     assert not deq.state_dict()
 
 
+def test_solver_functions_pickle_as_their_names() -> None:
+    from torchdeq import get_solver
+    from torchdeq.solver.anderson import anderson_solver
+
+    assert pickle.loads(pickle.dumps(anderson_solver)) is anderson_solver
+    assert copy.deepcopy(get_solver("broyden")) is get_solver("broyden")
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    import numpy as np
+
+    layer = Layer(0.99)
+    deq = get_deq(f_max_iter=np.int64(5), f_tol=np.float32(0.0))
+    assert deq(layer, layer.z0)[1].nfe == 5
+    assert deq(layer, layer.z0, f_max_iter=np.int32(3))[1].nfe == 3
+
+
 def test_reset_draws_new_masks() -> None:
     drop = nn.Sequential(VariationalDropout(0.5))
     x = torch.ones(4, 64)
@@ -335,6 +352,18 @@ class TestRegistration:
             get_deq(core="sliced", extra_steps=5)
         with pytest.raises(TypeError, match="a core is a class"):
             register_deq("other", lambda config: None)  # type: ignore[arg-type]
+
+    def test_a_core_that_takes_any_keyword(self) -> None:
+        class Open(DEQSliced):
+            def __init__(self, args: Any = None, **kwargs: Any) -> None:
+                super().__init__(args, **kwargs)
+                self.own = self.args.get("own", 1)
+
+        register_deq("mine", Open)
+        assert get_deq(core="mine", own=4).own == 4
+        assert get_deq({"core": "mine", "own": 4, "tau": 0.5}).own == 4
+        with pytest.warns(UserWarning, match="'f_maxiter' is not an option"):
+            get_deq(core="mine", f_maxiter=4)
 
     def test_a_core_written_for_0_1_0(self) -> None:
         from torchdeq.grad import backward_factory

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass, field, fields
 from math import inf
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torchdeq.callers import stack_level
@@ -196,19 +197,29 @@ class DEQConfig:
 DEQConfig.__signature__ = inspect.signature(DEQConfig.__init__)  # type: ignore[attr-defined]
 
 
-def read_config(args: Any, options: Mapping[str, Any], also: Iterable[str] = ()) -> DEQConfig:
-    """A config from what a program passes, ``also`` with options that a part of it adds."""
-    also = set(also) - set(DEQConfig.names())
-    added = {key: value for key, value in options.items() if key in also}
-    if isinstance(args, Mapping):
-        added = {key: value for key, value in args.items() if key in also} | added
-        args = {key: value for key, value in args.items() if key not in also}
-    known = {
-        _current(key): value
-        for key, value in options.items()
-        if key not in also and key not in _VOID
-    }
-    config = DEQConfig(args, **known)
+def read_config(
+    args: Any, options: Mapping[str, Any], also: Iterable[str] = (), open_ended: bool = False
+) -> DEQConfig:
+    """A config from what a program passes.
+
+    Args:
+        args: the program's options.
+        options: keywords, which win.
+        also: options that a part of the program adds to those of the library.
+        open_ended: it may add any others; a near miss of an option's name warns.
+    """
+    names, also = DEQConfig.names(), set(also)
+    known, added = dict[str, Any](), dict[str, Any]()
+    keyed = dict(args) if isinstance(args, Mapping) else {}
+    for key, value in {**keyed, **options}.items():
+        current = _current(key)
+        if current in names or not (key in also or key in _VOID or open_ended):
+            known[current] = value
+        elif key not in _VOID:
+            added[key] = value
+    if open_ended:
+        _warn_near(added.keys() - also, set(names) - set(known))
+    config = DEQConfig(None if isinstance(args, Mapping) else args, **known)
     object.__setattr__(config, "_extra", config._extra | added)
     return config
 
@@ -233,14 +244,18 @@ def _read(args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     options = {OLD_NAMES[name]: value for name, value in own.items() if name in OLD_NAMES}
     options |= {name: getattr(args, name) for name in names if hasattr(args, name)}
     extra = {k: v for k, v in own.items() if k not in options and k not in OLD_NAMES}
-    for key in extra:
-        near = difflib.get_close_matches(key, set(names) - set(options), n=1, cutoff=_NEAR)
+    _warn_near(extra, set(names) - set(options))
+    return options, extra
+
+
+def _warn_near(keys: Iterable[str], names: set[str]) -> None:
+    for key in keys:
+        near = difflib.get_close_matches(key, names, n=1, cutoff=_NEAR)
         if near and key not in _VOID:
             warnings.warn(
-                f"the attribute {key!r} is not an option of torchdeq; did you mean {near[0]!r}?",
+                f"{key!r} is not an option of torchdeq; did you mean {near[0]!r}?",
                 stacklevel=stack_level(),
             )
-    return options, extra
 
 
 def _current(name: str) -> str:
@@ -284,10 +299,11 @@ def _of_kind(default: Any, name: str, value: Any) -> Any:
         raise TypeError(f"{name} must be True or False, got {value!r}")
     if value is None and name in ("f_tol", "b_tol"):
         return 0.0
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, Real):  # numpy's numbers are Real too
         raise TypeError(f"{name} must be a number, got {value!r}")
+    number = float(value)
     if isinstance(default, int):
-        if value != value or value in (inf, -inf) or value != int(value):
+        if not number.is_integer():  # nor are NaN and infinity
             raise TypeError(f"{name} must be a whole number, got {value!r}")
-        return int(value)
-    return float(value)
+        return int(number)
+    return number

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from numbers import Real
 from typing import Any, cast
 
 import torch
@@ -19,7 +20,7 @@ from torchdeq.loss import spectral_radius
 from torchdeq.norm import reset_norm
 from torchdeq.packing import Packing, State
 from torchdeq.registry import Registry
-from torchdeq.solver import Solver, SolverStat, get_solver, make_solver
+from torchdeq.solver import SOLVERS, Solver, SolverStat, get_solver, make_solver
 from torchdeq.solver.functions import SolverFunction, function_solver
 from torchdeq.tracing import untraced
 
@@ -57,7 +58,7 @@ class DEQBase(nn.Module):
 
     def __init__(self, args: Any = None, **options: Any) -> None:
         super().__init__()
-        self.args = read_config(args, options, own_options(type(self)))
+        self.args = read_config(args, options, *own_options(type(self)))
         for name in _LIVE:
             setattr(self, name, getattr(self.args, name))
         self.eval_f_max_iter = self.args.budget_in_evaluation
@@ -97,10 +98,8 @@ class DEQBase(nn.Module):
     @property
     def b_solver(self) -> SolverFunction | str:
         """The backward solver as a function, or the name of a linear one."""
-        try:
-            return get_solver(self.args.b_solver)
-        except KeyError:
-            return self.args.b_solver
+        name = self.args.b_solver
+        return get_solver(name) if name in SOLVERS else name
 
     @untraced
     def forward(
@@ -159,7 +158,7 @@ class DEQBase(nn.Module):
         """The budget of this call; takes it out of the solver's options if it is there."""
         asked = [b for b in (f_max_iter, options.pop("f_max_iter", None)) if b is not None]
         budget = asked[0] if asked else self.f_max_iter if self.training else self.eval_f_max_iter
-        whole = isinstance(budget, (int, float)) and budget == int(budget) and budget >= 0
+        whole = isinstance(budget, Real) and float(budget).is_integer() and float(budget) >= 0
         if len(asked) > 1 or not whole:
             raise ValueError(
                 f"f_max_iter must be given once, as a whole number >= 0, got {asked or [budget]}"
@@ -319,8 +318,8 @@ def get_deq(args: Any = None, **options: Any) -> DEQBase:
     """
     named = args.get("core") if isinstance(args, Mapping) else getattr(args, "core", None)
     kind = CORES[options.get("core") or named or DEQConfig().core]
-    own = own_options(kind)
-    config = read_config(args, options, own)
+    own, open_ended = own_options(kind)
+    config = read_config(args, options, own, open_ended)
     added = {key: config.get(key) for key in own if key in config._extra}
     return cast(DEQBase, kind(config, **added))
 
@@ -338,17 +337,24 @@ def reset_deq(model: nn.Module) -> None:
     reset_dropout(model)
 
 
-def own_options(kind: type) -> list[str]:
-    """Options that a core adds to those of the library: the keywords of its ``__init__``."""
+def own_options(kind: type) -> tuple[list[str], bool]:
+    """Options that a core adds to those of the library: the keywords of its ``__init__``.
+
+    Returns:
+        Their names, and whether it takes any others as well.
+    """
     known = {*DEQConfig.names(), "self", "args"}
-    names = []
+    names, open_ended = [], False
     for base in kind.__mro__:
-        if base in (DEQBase, nn.Module) or "__init__" not in vars(base):
+        if base.__module__ == __name__ or base in (nn.Module, object):
+            continue
+        if "__init__" not in vars(base):
             continue
         for name, p in inspect.signature(base.__init__).parameters.items():  # type: ignore[misc]
+            open_ended |= p.kind is p.VAR_KEYWORD
             if name not in known and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
                 names.append(name)
-    return names
+    return names, open_ended
 
 
 def _detached(z: State) -> State:

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from torchdeq.grad import Backward, Implicit, Reversible
-from torchdeq.grad.base import beside, unmoved_by
+from torchdeq.grad.base import NoGraph, beside, unmoved_by
 from torchdeq.grad.closure import ExplicitFn, transforms_active
 from torchdeq.grad.explicit import root
 from torchdeq.packing import PackedFn, Packing, State
 from torchdeq.randomness import Randomness
+from torchdeq.registry import suggest
 from torchdeq.solver import (
+    POLICIES,
     Anderson,
     Broyden,
     FixedPointIter,
@@ -85,10 +87,25 @@ def fixed_point(
             f"backward must be a Backward such as Implicit() or Phantom(grad=5), got {backward!r}"
         )
     stop = StopRule() if stop is None else stop
+    _check(stop, record, on_failure, keep_estimate)
     ask = _Ask(solver, stop, tuple(record), compact, on_failure, keep_estimate)
     states, stats = _attached(packed, z0, ask, backward)
     shaped = [packing.rebuild(tensors) for tensors in states]
     return FixedPoint(shaped[-1], shaped, stats)
+
+
+def _check(stop: Any, record: Any, on_failure: str, keep_estimate: bool) -> None:
+    if not isinstance(stop, StopRule):
+        raise TypeError(f"stop must be a StopRule such as StopRule(max_iter=40), got {stop!r}")
+    if on_failure not in POLICIES:
+        raise ValueError(f"unknown failure policy {on_failure!r}{suggest(on_failure, POLICIES)}")
+    for item in record:
+        if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], Backward)):
+            raise TypeError(f"record takes pairs of evaluations and a Backward, got {item!r}")
+        if isinstance(item[1], Reversible):
+            raise ValueError("a reversible iteration cannot be attached to a recorded state")
+    if record and keep_estimate:
+        raise ValueError("keep_estimate returns one state: drop record")
 
 
 class _Ask(NamedTuple):
@@ -151,10 +168,14 @@ def _kept_graph(f: PackedFn, z0: State, ask: _Ask, backward: Backward) -> States
         backward = backward.informed(found)
     # With nothing solved, the start keeps its graph: backpropagation through time reaches it.
     z = packing.pack(found.z if stop.max_iter else z0)
-    states += backward.attach(f, z)
-    if ask.keep_estimate:
-        states = [beside(packing.split(z.detach()), states[-1])]
-    return states, found.stats
+    if not ask.keep_estimate:
+        return [*states, *backward.attach(f, z)], found.stats
+    estimate = packing.split(z.detach())
+    try:
+        attached = backward.attach(f, z)[-1]
+    except NoGraph:  # nothing to differentiate: the estimate is all that was asked for
+        return [estimate], found.stats
+    return [beside(estimate, attached)], found.stats
 
 
 def _reversible(f: PackedFn, z0: Tensor, ask: _Ask, backward: Reversible) -> States:
@@ -188,7 +209,7 @@ def _explicit(f: PackedFn, z0: State, ask: _Ask, backward: Backward) -> States:
         z = root(F, start, *F.explicit.inputs)
         stats = F.stats
         if isinstance(method, Implicit):
-            states.append(packing.split(z))
+            states.append(packing.split(z.clone()))  # the caller may write into it
         elif ask.stop.max_iter:
             states += method.attach(f, z.detach())
         else:

@@ -20,26 +20,31 @@ def mem_gc(func: Callable[..., Any], in_args: tuple[Any, ...] | None = None) -> 
     running statistics are not updated again. Inside ``torch.func`` transforms, which cannot
     recompute, it is a plain call.
     """
+    if not isinstance(in_args, (tuple, list, type(None))):
+        raise TypeError(
+            f"in_args must be a tuple of arguments, as in mem_gc(f, (z,)): got "
+            f"{type(in_args).__name__}"
+        )
     args = () if in_args is None else tuple(in_args)
     if torch._C._are_functorch_transforms_active():
         return func(*args)
-    modules = ModuleState(func)
-    return checkpoint(
-        func,
-        *args,
-        use_reentrant=False,
-        context_fn=lambda: (nullcontext(), _Recomputing(modules)),
-    )
+    again = _Recomputing()
+    out = checkpoint(func, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), again))
+    again.modules = ModuleState(func)  # now, with the masks that this call has drawn
+    return out
 
 
 class _Recomputing:
     """The block in which activations are computed again; entered once per backward pass."""
 
-    def __init__(self, modules: ModuleState) -> None:
-        self._modules, self._block = modules, ExitStack()
+    modules: ModuleState | None = None  # as they are until the first evaluation has ended
+
+    def __init__(self) -> None:
+        self._block = ExitStack()
 
     def __enter__(self) -> None:
-        self._block.enter_context(self._modules.restored("copied"))
+        if self.modules is not None:
+            self._block.enter_context(self.modules.restored("copied"))
 
     def __exit__(self, *error: object) -> None:
         self._block.close()

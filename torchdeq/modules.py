@@ -1,7 +1,8 @@
 """The modules that a callable reaches, and their tensors as they are now.
 
-A call made in the backward pass must see the modules of the forward pass: ``functional_call`` has
-put other parameters back by then, and running statistics have been updated once already.
+A call made in the backward pass must see the modules of the forward pass. By then
+``functional_call`` has put other parameters back, the next forward pass may have reset norms and
+masks, and running statistics have been updated once already.
 """
 
 from __future__ import annotations
@@ -15,36 +16,50 @@ from torch import Tensor, nn
 _DEPTH = 4  # how deep closures, bound methods and partials are searched
 
 
+_INNER = set(vars(nn.Module())) - {"training"}  # dicts that every module keeps for itself
+
+
 class _Slot(NamedTuple):
     """A place in a module and what a block should see there."""
 
-    tensors: dict[str, Any]
+    held: dict[str, Any]
     name: str
-    value: Tensor | None
+    value: Any
 
     @property
     def found(self) -> _Slot:
         """The same place with what is there now."""
-        return self._replace(value=self.tensors.get(self.name))
+        return self._replace(value=self.held.get(self.name, _NOTHING))
 
     def fill(self) -> None:
-        self.tensors[self.name] = self.value
+        if self.value is _NOTHING:
+            self.held.pop(self.name, None)
+        else:
+            self.held[self.name] = self.value
+
+
+_NOTHING = object()
 
 
 class ModuleState:
-    """A snapshot of the parameters and buffers of every module that ``f`` reaches."""
+    """A snapshot of every module that ``f`` reaches: parameters, buffers, mode, own tensors.
+
+    Tensors that a module keeps as plain attributes count too, alone or in a dict: normalised
+    weights, dropout masks, an input that ``forward`` has left there.
+    """
 
     def __init__(self, f: Any) -> None:
         self._parameters: list[_Slot] = []
-        self._buffers: list[_Slot] = []
+        self._others: list[_Slot] = []
         self._statistics: list[_Slot] = []
         for module in _reachable(f, _DEPTH, set()):
             for part in module.modules():
+                own = vars(part)
                 self._parameters += _slots(part._parameters)
-                buffers = _slots(part._buffers)
-                self._buffers += buffers
+                self._others += _slots(part._buffers)
+                self._others += [_Slot(own, k, v) for k, v in own.items() if _belongs(k, v)]
                 if getattr(part, "track_running_stats", False) and part.training:
-                    self._statistics += buffers
+                    self._statistics += _slots(part._buffers)
 
     @contextmanager
     def restored(
@@ -60,10 +75,10 @@ class ModuleState:
         """
         parameters = self._parameters
         if detached:
-            parameters = [s._replace(value=_detached(s.value)) for s in parameters]
-        wanted = [s for s in (*parameters, *self._buffers) if s.found.value is not s.value]
+            parameters = [s._replace(value=s.value.detach()) for s in parameters]
+        wanted = [s for s in (*parameters, *self._others) if s.found.value is not s.value]
         if statistics == "copied":
-            wanted += [s._replace(value=_copied(s.value)) for s in self._statistics]
+            wanted += [s._replace(value=s.value.clone()) for s in self._statistics]
         elif statistics == "none":
             wanted += [s._replace(value=None) for s in self._statistics]
         found = [slot.found for slot in wanted]
@@ -80,12 +95,21 @@ def _slots(tensors: dict[str, Any]) -> list[_Slot]:
     return [_Slot(tensors, name, t) for name, t in tensors.items() if t is not None]
 
 
-def _detached(t: Tensor | None) -> Tensor | None:
-    return None if t is None else t.detach()
+def _belongs(name: str, value: Any) -> bool:
+    """Whether a plain attribute of a module is part of what it computes."""
+    if isinstance(value, Tensor) or name == "training":
+        return True
+    return type(value) is dict and name not in _INNER
 
 
-def _copied(t: Tensor | None) -> Tensor | None:
-    return None if t is None else t.clone()
+def mixes_samples(f: Any) -> bool:
+    """Whether ``f`` reaches a layer that normalises over the batch as it is."""
+    parts = (part for module in _reachable(f, _DEPTH, set()) for part in module.modules())
+    return any(
+        isinstance(part, nn.modules.batchnorm._BatchNorm)
+        and (part.training or part.running_mean is None)
+        for part in parts
+    )
 
 
 def _reachable(f: Any, depth: int, seen: set[int]) -> list[nn.Module]:

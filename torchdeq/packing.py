@@ -79,6 +79,7 @@ class Packing:
         self.dtype, self.device = first.dtype, first.device
         self.batch = _batch(first)
         self.sizes = [leaf.size for leaf in self.leaves]
+        self._at = [sum(self.sizes[:i]) for i in range(len(self.sizes))]
 
     def pack(self, z: State) -> Tensor:
         """The state as a (B, D) matrix."""
@@ -94,6 +95,10 @@ class Packing:
 
     def wrap(self, f: Callable[..., State], args: tuple[Any, ...] = ()) -> PackedFn:
         """``f`` as a function of the matrix that checks what ``f`` returns."""
+        if not callable(f):
+            raise TypeError(f"f must be callable, got {type(f).__name__}")
+        if not isinstance(args, (tuple, list)):
+            raise TypeError(f"args must be a tuple of arguments, got {type(args).__name__}")
         return PackedFn(self, f, tuple(args))
 
     def join(self, tensors: list[Tensor], into: Tensor | None = None) -> Tensor:
@@ -110,7 +115,8 @@ class Packing:
         """The tensors of the state, in order, as views of ``z``."""
         if len(self.leaves) == 1:
             return [self.leaves[0].from_rows(z)]
-        parts = z.split(self.sizes, dim=1)
+        # Not split(): autograd forbids to write into one of several views made at once.
+        parts = (z.narrow(1, at, size) for at, size in zip(self._at, self.sizes, strict=True))
         return [leaf.from_rows(rows) for leaf, rows in zip(self.leaves, parts, strict=True)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -9,8 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from tests import problems
+from torchdeq import apply_norm, reset_deq
+from torchdeq.dropout import VariationalDropout
 from torchdeq.functional import fixed_point
-from torchdeq.grad import BACKWARDS, Backward, Implicit, Phantom, register_backward
+from torchdeq.grad import (
+    BACKWARDS,
+    Backward,
+    Implicit,
+    Phantom,
+    make_adjoint_solver,
+    register_backward,
+)
 from torchdeq.packing import PackedFn
 from torchdeq.solver import Anderson, StopRule
 
@@ -119,6 +129,7 @@ def test_several_cotangents_at_once(name: str) -> None:
 
 
 def test_a_users_own_backward_is_known_by_name() -> None:
+    @dataclass(frozen=True)
     class Twice(Backward):
         def attach(self, f: PackedFn, z: Tensor) -> list[list[Tensor]]:
             return Phantom(grad=2).attach(f, z)
@@ -128,7 +139,7 @@ def test_a_users_own_backward_is_known_by_name() -> None:
     del BACKWARDS._entries["twice"]
     with pytest.raises(ValueError, match="built in"):
         register_backward("ift", Twice)
-    with pytest.raises(TypeError, match="derived from Backward"):
+    with pytest.raises(TypeError, match="a dataclass derived from Backward"):
         register_backward("other", lambda f, z: [z])  # type: ignore[arg-type]
 
 
@@ -150,3 +161,118 @@ def test_sampled_states_have_backwards_of_their_own() -> None:
         return states[0].sum() + states[1].square().sum()
 
     torch.testing.assert_close(torch.func.grad(of)(x.detach()), torch.autograd.grad(of(x), x)[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("higher_order", [False, True])
+def test_two_forward_passes_do_not_see_each_others_modules(name: str, higher_order: bool) -> None:
+    """What a module keeps from a forward pass belongs to that pass, also in its backward."""
+    if higher_order and name != "ift":
+        pytest.skip("only implicit differentiation has the option")
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4).double()
+            self.drop = VariationalDropout(0.3)
+            apply_norm(self.linear)
+
+        def cell(self, z: Tensor) -> Tensor:
+            return self.drop(torch.tanh(0.5 * self.linear(z) + self.x))
+
+        def forward(self, x: Tensor) -> Tensor:
+            reset_deq(self)
+            self.x = x
+            backward = Implicit(higher_order=True) if higher_order else BACKWARDS[name]()
+            solver = None if name == "reversible" else Anderson()
+            z: Tensor = fixed_point(self.cell, torch.zeros_like(x), solver=solver,
+                                    stop=StopRule(12, 0.0), backward=backward).z  # fmt: skip
+            return z
+
+    model = Model()
+    inputs = [torch.randn(3, 4, dtype=DOUBLE, requires_grad=True) for _ in range(2)]
+    leaves = (inputs[0], *model.parameters())
+    torch.manual_seed(1)
+    alone = torch.autograd.grad(model(inputs[0]).square().sum(), leaves)
+    torch.manual_seed(1)
+    first = model(inputs[0])
+    model(inputs[1])
+    model.eval()
+    torch.testing.assert_close(torch.autograd.grad(first.square().sum(), leaves), alone)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("keep", [False, True])
+def test_what_comes_out_may_be_written_to(name: str, keep: bool) -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+
+    def pair(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return 0.5 * b + x, 0.5 * a
+
+    start = (torch.zeros(3, 4), torch.zeros(3, 4))
+    grads: list[Tensor] = []
+    for write in (False, True):
+        a, b = run(name, pair, start, keep_estimate=keep).z
+        a = a.mul_(2) if write else a * 2
+        grads += torch.autograd.grad((a + b).sum(), x)
+    torch.testing.assert_close(*grads)
+    z = run(name, lambda z: 0.5 * z + x, torch.zeros(3, 4), keep_estimate=keep).z
+    nn.ReLU(inplace=True)(z).sum().backward()
+
+
+def test_evaluation_of_a_map_without_a_graph_is_the_estimate() -> None:
+    with torch.no_grad():
+        weight = torch.ones(4)
+
+    @torch.no_grad()
+    def f(z: Tensor) -> Tensor:
+        return 0.5 * z + weight
+
+    z = run("ift", f, torch.zeros(2, 4), keep_estimate=True).z
+    assert not z.requires_grad
+    with pytest.raises(RuntimeError, match="without a graph"):
+        run("ift", f, torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20, 1e30])
+@pytest.mark.parametrize("solver", ["gmres", "anderson"])
+def test_cotangents_of_any_size(scale: float, solver: str) -> None:
+    x = torch.randn(3, 8, requires_grad=True)
+    backward = Implicit(solver=make_adjoint_solver(solver, {}), stop=StopRule(60, 1e-5))
+    z = fixed_point(lambda z: torch.tanh(0.5 * z + x), torch.zeros(3, 8), backward=backward,
+                    stop=StopRule(60, 1e-6)).z  # fmt: skip
+    (one,) = torch.autograd.grad(z, x, torch.ones(3, 8), retain_graph=True)
+    (got,) = torch.autograd.grad(z, x, torch.full((3, 8), scale))
+    torch.testing.assert_close(got / scale, one, rtol=1e-4, atol=1e-6)
+
+
+def test_half_precision_cotangents_do_not_overflow() -> None:
+    x = torch.randn(2, 20000, dtype=torch.float16, requires_grad=True)
+    z = run("ift", lambda z: 0.5 * z + x, torch.zeros_like(x), StopRule(30, 1e-2)).z
+    (grad,) = torch.autograd.grad(z, x, torch.full_like(x, 1000.0))
+    torch.testing.assert_close(grad, torch.full_like(x, 2000.0), rtol=1e-2, atol=0)
+
+
+def test_a_tensor_replaced_in_a_closure_is_noticed() -> None:
+    box = [torch.randn(2, 3, dtype=DOUBLE, requires_grad=True)]
+    z = fixed_point(lambda z: torch.tanh(0.5 * z + box[0]), torch.zeros(2, 3, dtype=DOUBLE),
+                    backward=Implicit(higher_order=True)).z  # fmt: skip
+    box[0] = torch.randn(2, 3, dtype=DOUBLE, requires_grad=True)
+    with pytest.raises(RuntimeError, match="was replaced; pass it to f through args"):
+        z.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backward": "ift"}, "backward must be a Backward such as"),
+        ({"stop": 5}, "stop must be a StopRule"),
+        ({"record": [3]}, "record takes pairs"),
+        ({"record": [(3, Phantom())], "keep_estimate": True}, "drop record"),
+        ({"on_failure": "foo"}, "unknown failure policy 'foo'"),
+        ({"args": torch.ones(3)}, "args must be a tuple of arguments, got Tensor"),
+    ],
+)
+def test_wrong_arguments_are_told(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        fixed_point(lambda z: 0.5 * z, torch.zeros(2, 3), **options)

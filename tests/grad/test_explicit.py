@@ -239,7 +239,7 @@ def test_what_cannot_work_says_so() -> None:
 
 def test_a_mask_kept_by_a_module_is_new_after_every_reset() -> None:
     drop, x = VariationalDropout(0.5), torch.ones(2, 32, requires_grad=True)
-    masks = []
+    masks: list[Any] = []
     for _ in range(3):
         reset_dropout(drop)
         fixed_point(lambda z: drop(0.5 * z + x), torch.zeros(2, 32), on_failure="ignore",

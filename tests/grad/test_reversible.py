@@ -13,7 +13,7 @@ from torch.autograd import gradcheck
 
 from tests import problems
 from torchdeq.functional import fixed_point
-from torchdeq.grad import Reversible
+from torchdeq.grad import Phantom, Reversible
 from torchdeq.grad.twofold import TwoFold
 from torchdeq.memory import mem_gc
 from torchdeq.solver import Anderson, ConvergenceWarning, FixedPointIter, StopRule
@@ -104,7 +104,7 @@ def test_memory_does_not_grow_with_steps() -> None:
             run(lambda z: 0.5 * net(z), z0, steps)
         return sum(sizes)
 
-    assert 0 < saved(4) == saved(12) < saved(14) == saved(80)  # the second pair: more digits
+    assert 0 < saved(4) == saved(12) == saved(80)
 
 
 def test_masks_autocast_and_running_statistics_are_repeated() -> None:
@@ -151,6 +151,21 @@ def test_twofold_numbers_carry_twice_the_digits() -> None:
     torch.testing.assert_close(number.hi, z, rtol=0, atol=1e-9)  # 5^30 times 1e-32, and some
 
 
+@pytest.mark.parametrize("steps", [6, 12, 30])
+def test_many_elements_survive_in_single_precision(steps: int) -> None:
+    """Where one of many elements rounds differently on the way back, f is another."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.Tanh())
+    x = torch.randn(4, 8, 16, 16, requires_grad=True)
+    got, expected = (
+        torch.autograd.grad(
+            step(lambda z: 0.6 * net(z) + x, torch.zeros_like(x), steps, 0.75).square().mean(), x
+        )[0]
+        for step in (run, unrolled)
+    )
+    torch.testing.assert_close(got, expected, rtol=0, atol=2e-6 * float(expected.abs().max()))
+
+
 def test_double_precision_survives_forty_steps_near_the_edge() -> None:
     f, z0 = problems.tanh_layer(gain=0.95)
     x = torch.zeros_like(z0).requires_grad_()
@@ -193,7 +208,7 @@ def test_says_what_it_cannot_do() -> None:
     with pytest.raises(ValueError, match="drop compact=True"):
         fixed_point(f, z0, backward=Reversible(), compact=True)
     with pytest.raises(ValueError, match="drop record"):
-        fixed_point(f, z0, backward=Reversible(), record=[(3, Reversible())])
+        fixed_point(f, z0, backward=Reversible(), record=[(3, Phantom())])
     with pytest.raises(RuntimeError, match="first order"):
         torch.autograd.grad(run(f, z0, 3).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="without a graph"):
@@ -205,7 +220,7 @@ def test_takes_the_plain_solver_by_name_and_runs_without_a_graph() -> None:
     with torch.no_grad():
         quiet = fixed_point(f, z0, solver=FixedPointIter(), stop=StopRule(9, 0.0),
                             backward=Reversible()).z  # fmt: skip
-    torch.testing.assert_close(quiet, unrolled(f, z0, 9, 0.8))
+    torch.testing.assert_close(quiet, unrolled(f, z0, 9, 0.75))
     assert not run(f, z0, 3).requires_grad  # nothing to differentiate
 
 

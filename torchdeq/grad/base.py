@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -11,10 +12,15 @@ from torch import Tensor
 from torchdeq.packing import PackedFn
 from torchdeq.registry import Registry
 
-NO_GRAPH = (
-    "f returned a tensor without a graph although its input requires grad: it runs under no_grad, "
-    "or detaches; nothing could be differentiated"
-)
+
+class NoGraph(RuntimeError):
+    """There is nothing to differentiate."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "f returned a tensor without a graph although its input requires grad: it runs under "
+            "no_grad, or detaches; nothing could be differentiated"
+        )
 
 
 class Backward(ABC):
@@ -39,8 +45,9 @@ BACKWARDS: Registry[type[Backward]] = Registry("backward")
 
 def register_backward(name: str, backward: type[Backward]) -> None:
     """Make a method of differentiation known by name, e.g. for the option ``backward``."""
-    if not (isinstance(backward, type) and issubclass(backward, Backward)):
-        raise TypeError(f"a backward is a class derived from Backward, got {backward!r}")
+    kind: Any = backward
+    if not (isinstance(kind, type) and issubclass(kind, Backward) and is_dataclass(kind)):
+        raise TypeError(f"a backward is a dataclass derived from Backward, got {backward!r}")
     BACKWARDS.register(name, backward)
 
 
@@ -58,7 +65,7 @@ class _Beside(torch.autograd.Function):
 
     @staticmethod
     def forward(estimate: Tensor, attached: Tensor) -> Tensor:
-        return estimate.view_as(estimate)
+        return estimate.clone()  # the caller may write into it
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -84,7 +91,7 @@ class _Unmoved(torch.autograd.Function):
 
     @staticmethod
     def forward(z: Tensor, *start: Tensor) -> Tensor:
-        return z.view_as(z)
+        return z.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:

@@ -62,8 +62,16 @@ class ExplicitFn:
 
         def call(z: Tensor) -> Tensor:
             modules = self._modules.restored("none" if self._again else "kept")
-            with modules, self._replayed(), eagerly(), _Substitute(substitutes):
-                return self.f(z)
+            substitute = _Substitute(substitutes)
+            with modules, self._replayed(), eagerly(), substitute:
+                fz = self.f(z)
+            if self._again and len(substitute.met) < len(substitutes):
+                raise RuntimeError(
+                    "f does not use the tensors of the forward pass any more when it is called "
+                    "again in the backward pass: one that it closes over was replaced; pass it to "
+                    "f through args, or use implicit differentiation without higher_order"
+                )
+            return fz
 
         return call
 
@@ -78,7 +86,9 @@ class ExplicitFn:
         return fz
 
     def repeat(self, randomness: Randomness | None) -> None:
-        """From now on draw these random numbers, and leave running statistics as they are."""
+        """From now on draw these random numbers, and leave modules as they were found."""
+        if not self._again:
+            self._modules = ModuleState(self.f.f)  # with the masks that the calls so far have drawn
         self._randomness, self._again = randomness, True
 
     def _replayed(self) -> AbstractContextManager[None]:
@@ -117,11 +127,15 @@ class _Substitute(TorchFunctionMode):
     def __init__(self, substitutes: dict[int, Tensor]) -> None:
         super().__init__()
         self._substitutes = substitutes
+        self.met: set[int] = set()
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         def swap(t: Any) -> Any:
-            return self._substitutes.get(id(t), t)
+            if id(t) not in self._substitutes:
+                return t
+            self.met.add(id(t))
+            return self._substitutes[id(t)]
 
         return func(*tree_map(swap, args), **tree_map(swap, kwargs or {}))

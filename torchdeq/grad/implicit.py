@@ -12,10 +12,10 @@ from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor
 from torch.utils._pytree import tree_map
 
-from torchdeq.grad.base import BACKWARDS, NO_GRAPH, Backward
+from torchdeq.grad.base import BACKWARDS, Backward, NoGraph
 from torchdeq.grad.shine import Shine
 from torchdeq.linear import GMRES, LinearSolution, LinearSolver
-from torchdeq.modules import ModuleState
+from torchdeq.modules import ModuleState, mixes_samples
 from torchdeq.packing import PackedFn
 from torchdeq.randomness import Randomness
 from torchdeq.registry import suggest
@@ -91,22 +91,33 @@ class Implicit(Backward):
         before = Randomness(z.device) if compiler_loaded() else None
         fz = f(h)
         if not fz.requires_grad:
-            raise RuntimeError(NO_GRAPH)
+            raise NoGraph
         leads_on, compiled = _survey(fz, h)
         if not leads_on:
             return [split(fz.detach())]
         again = _Again(f, before) if before is not None and compiled else None
-        return [split(_Adjoint.apply(fz, h, self, again))]  # type: ignore[no-untyped-call]
+        together = f.packing.leaves[0].dim == 1 or mixes_samples(f.f)
+        return [split(_Adjoint.apply(fz, h, self, again, together))]  # type: ignore[no-untyped-call]
 
-    def solve_adjoint(self, vjp: Callable[[Tensor], Tensor], g: Tensor) -> Tensor:
-        """``u`` with ``u = vjp(u) + g``; tells the writer, and about failures."""
+    def solve_adjoint(
+        self, vjp: Callable[[Tensor], Tensor], g: Tensor, together: bool = False
+    ) -> Tensor:
+        """``u`` with ``u = vjp(u) + g``; tells the writer, and about failures.
+
+        Args:
+            vjp: products with the transposed Jacobian, (B, D) to (B, D).
+            g: the cotangent.
+            together: samples depend on each other: a linear solver takes them as one system.
+        """
         if is_legacy_batchedtensor(g):
             return self._solve_batched(vjp, g)
-        size = torch.linalg.vector_norm(g, dim=1)
-        most = torch.where(size.amax() > 0, size.amax(), 1.0) if len(g) else size.sum()
-        b = g / most  # one number for the whole batch: samples may depend on each other
+        # First by the largest entry: squares of very large or small cotangents leave the range.
+        top = _or_one(g.abs().amax()) if g.numel() else g.new_ones(())
+        size = torch.linalg.vector_norm(g / top, dim=1)
+        most = _or_one(size.amax()) if len(g) else size.sum()
+        b = g / top / most  # one number for the whole batch: samples may depend on each other
         if isinstance(self.solver, LinearSolver):
-            u, stats = self._solve_linear(self.solver, vjp, b)
+            u, stats = self._solve_linear(self.solver, vjp, b, together)
         else:
             # From b itself: the image of zero, known without a product.
             start = self.solver.start(b) if isinstance(self.solver, Shine) else b
@@ -119,7 +130,7 @@ class Implicit(Backward):
             self.writer(stats)
         if self.on_failure != "ignore" and self.stop.goal and self.stop.max_iter:
             report_failures(stats, self.on_failure, "the backward solve")
-        return u * most
+        return u * most * top
 
     def _solve_batched(self, vjp: Callable[[Tensor], Tensor], g: Tensor) -> Tensor:
         """Several cotangents at once (``is_grads_batched``): rows of one plain system."""
@@ -139,33 +150,51 @@ class Implicit(Backward):
         return torch._add_batch_dim(u.view_as(cotangents), 0, level)
 
     def _solve_linear(
-        self, solver: LinearSolver, vjp: Callable[[Tensor], Tensor], b: Tensor
+        self, solver: LinearSolver, vjp: Callable[[Tensor], Tensor], b: Tensor, together: bool
     ) -> LinearSolution:
         stop = self.stop if self.stop.tol is None else replace(self.stop, mode="rel")
+        if len(b) < 2:
+            return solver.solve(lambda v: v - vjp(v), b, stop)
+        if together:
+            return _as_one(solver, vjp, b, stop)
         alone = solver.solve(lambda v: v - vjp(v), b, stop)
-        if len(b) < 2 or not stop.goal or not bool(alone.stats.failed.any()):
+        left = stop.max_iter - alone.stats.nfe
+        if not left or not stop.goal or not bool(alone.stats.failed.any()):
             return alone
-        # Samples that depend on each other, as in batch normalisation, are one system.
-        flat = b.reshape(1, -1)
-        u, stats = solver.solve(lambda v: v - vjp(v.view_as(b)).view_as(v), flat, stop)
-        if not bool(stats.converged.all()):
-            return alone
-        values = {key: value.expand(len(b), *value.shape[1:]) for key, value in stats.items()}
-        status = stats.status.expand(len(b))
-        return LinearSolution(u.view_as(b), SolverStat(values, nfe=stats.nfe, status=status))
+        # It may be that samples depend on each other after all.
+        joint = _as_one(solver, vjp, b, replace(stop, max_iter=left))
+        joint.stats.nfe += alone.stats.nfe
+        return joint if bool(joint.stats.converged.all()) else alone
+
+
+def _as_one(
+    solver: LinearSolver, vjp: Callable[[Tensor], Tensor], b: Tensor, stop: StopRule
+) -> LinearSolution:
+    """All samples as one system."""
+    flat = b.reshape(1, -1)
+    u, stats = solver.solve(lambda v: v - vjp(v.view_as(b)).view_as(v), flat, stop)
+    values = {key: value.expand(len(b), *value.shape[1:]) for key, value in stats.items()}
+    status = stats.status.expand(len(b))
+    return LinearSolution(u.view_as(b), SolverStat(values, nfe=stats.nfe, status=status))
+
+
+def _or_one(t: Tensor) -> Tensor:
+    return torch.where(t > 0, t, 1.0)
 
 
 class _Adjoint(torch.autograd.Function):
     """The identity on ``f(h)`` whose backward replaces ``g`` by ``(I - J^T)^-1 g``."""
 
     @staticmethod
-    def forward(ctx: Any, fz: Tensor, h: Tensor, method: Implicit, again: _Again | None) -> Tensor:
+    def forward(
+        ctx: Any, fz: Tensor, h: Tensor, method: Implicit, again: _Again | None, together: bool
+    ) -> Tensor:
         ctx.save_for_backward(fz, h)
-        ctx.method, ctx.again = method, again
-        return fz.view_as(fz)
+        ctx.method, ctx.again, ctx.together = method, again, together
+        return fz.clone()  # the caller may write into it
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "this implicit gradient is of first order, and create_graph asks for more: pass "
@@ -180,7 +209,8 @@ class _Adjoint(torch.autograd.Function):
             (product,) = torch.autograd.grad(fz, h, u, retain_graph=True, allow_unused=True)
             return torch.zeros_like(u) if product is None else product
 
-        return ctx.method.solve_adjoint(vjp, g), None, None, None
+        u = ctx.method.solve_adjoint(vjp, g, ctx.together)
+        return u, None, None, None, None
 
 
 class _Again:

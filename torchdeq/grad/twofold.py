@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import frexp
 from typing import NamedTuple
 
 import torch
@@ -47,11 +48,15 @@ class TwoFold(NamedTuple):
 
     def times(self, c: float) -> TwoFold:
         """The product with a double."""
+        if frexp(c)[0] == 0.5:  # a power of two: exact
+            return TwoFold(self.hi * c, self.lo * c)
         p, error = _product(self.hi, c)
         return _normal(p, error.add_(self.lo, alpha=c))
 
     def over(self, c: float) -> TwoFold:
         """The quotient by a double."""
+        if frexp(c)[0] == 0.5:
+            return self.times(1 / c)
         q = self.hi / c
         p, error = _product(q, c)
         rest = (self.hi - p).sub_(error).add_(self.lo)

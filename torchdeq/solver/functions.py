@@ -72,7 +72,18 @@ def _as_class(name: str, function: SolverFunction) -> type[FunctionSolver]:
 
 @cache
 def _as_function(key: str) -> SolverFunction:
-    def solver(
+    return _NamedSolver(key)
+
+
+class _NamedSolver:
+    """A solver of ours in the interface of 0.1.0; pickles as its name."""
+
+    def __init__(self, key: str) -> None:
+        self.key = self.__name__ = key
+        self.__doc__ = f"The solver {key!r} in the interface of torchdeq 0.1.0; see `get_solver`."
+
+    def __call__(
+        self,
         func: Callable[..., State],
         x0: State,
         max_iter: int = 50,
@@ -85,13 +96,15 @@ def _as_function(key: str) -> SolverFunction:
         **options: Any,
     ) -> tuple[State, list[State], SolverStat]:
         stop = StopRule(max_iter, tol, stop_mode, return_final=return_final)
-        rule = make_solver(key, options)
+        rule = make_solver(self.key, options)
         found = solve(func, x0, rule, stop, indexing or (), on_failure=on_failure)
         return found.z, found.states, found.stats
 
-    solver.__name__ = solver.__qualname__ = key
-    solver.__doc__ = f"The solver {key!r} in the interface of torchdeq 0.1.0; see `get_solver`."
-    return solver
+    def __reduce__(self) -> tuple[Callable[[str], SolverFunction], tuple[str]]:
+        return get_solver, (self.key,)
+
+    def __repr__(self) -> str:
+        return f"<solver {self.key}>"
 
 
 class FunctionSolver(Solver[None]):
@@ -144,7 +157,8 @@ def _with_status(stats: SolverStat, stop: StopRule, batch: int) -> SolverStat:
         status = torch.where(met, int(Status.CONVERGED), int(Status.MAX_ITER))
         status = torch.where(lowest.isfinite(), status, int(Status.NONFINITE))
         return SolverStat(dict(stats), nfe=stats.nfe, status=status.to(torch.int8))
-    return stats
+    unknown = torch.full((batch,), int(Status.MAX_ITER), dtype=torch.int8)
+    return SolverStat(dict(stats), nfe=stats.nfe, status=unknown)
 
 
 def solver_stat_from_final_step(z: Any, fz: Any, nstep: int = 0) -> SolverStat:
