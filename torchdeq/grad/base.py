@@ -45,8 +45,8 @@ BACKWARDS: Registry[type[Backward]] = Registry("backward")
 
 def register_backward(name: str, backward: type[Backward]) -> None:
     """Make a method of differentiation known by name, e.g. for the option ``backward``."""
-    kind: Any = backward
-    if not (isinstance(kind, type) and issubclass(kind, Backward) and is_dataclass(kind)):
+    bases = getattr(backward, "__mro__", ())
+    if Backward not in bases or not is_dataclass(backward):
         raise TypeError(f"a backward is a dataclass derived from Backward, got {backward!r}")
     BACKWARDS.register(name, backward)
 
