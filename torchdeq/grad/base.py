@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -45,8 +44,8 @@ BACKWARDS: Registry[type[Backward]] = Registry("backward")
 
 def register_backward(name: str, backward: type[Backward]) -> None:
     """Make a method of differentiation known by name, e.g. for the option ``backward``."""
-    bases = getattr(backward, "__mro__", ())
-    if Backward not in bases or not is_dataclass(backward):
+    bases: tuple[object, ...] = getattr(backward, "__mro__", ())
+    if Backward not in bases or not hasattr(backward, "__dataclass_fields__"):
         raise TypeError(f"a backward is a dataclass derived from Backward, got {backward!r}")
     BACKWARDS.register(name, backward)
 
