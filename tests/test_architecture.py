@@ -31,7 +31,7 @@ ALLOWED = {
         *("registry", "callers", "packing", "modules", "randomness", "tracing"),
         *("solver", "linear", "grad", "config"),
     },
-    "functional": {"packing", "randomness", "tracing", "solver", "grad"},
+    "functional": {"registry", "packing", "randomness", "tracing", "solver", "grad"},
     "loss": {"autocast", "packing", "registry", "loss"},
     "config": {"callers", "registry", "solver"},
     "flags": {"config"},

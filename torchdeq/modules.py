@@ -63,24 +63,22 @@ class ModuleState:
 
     @contextmanager
     def restored(
-        self, statistics: Literal["kept", "copied", "none"], detached: bool = False
+        self, statistics: Literal["copied", "none"], detached: bool = False
     ) -> Iterator[None]:
         """A block that sees the snapshot.
 
         Args:
             statistics: what normalisation layers in training do with their running statistics, on
-                which their values do not depend: update them, update a copy, or have none. The last
-                is what function transforms need, which cannot write into a tensor.
+                which their values do not depend: update a copy, or have none. The last is what
+                function transforms need, which cannot write into a tensor.
             detached: parameters require no gradient.
         """
         parameters = self._parameters
         if detached:
             parameters = [s._replace(value=s.value.detach()) for s in parameters]
         wanted = [s for s in (*parameters, *self._others) if s.found.value is not s.value]
-        if statistics == "copied":
-            wanted += [s._replace(value=s.value.clone()) for s in self._statistics]
-        elif statistics == "none":
-            wanted += [s._replace(value=None) for s in self._statistics]
+        copied = statistics == "copied"
+        wanted += [s._replace(value=s.value.clone() if copied else None) for s in self._statistics]
         found = [slot.found for slot in wanted]
         try:
             for slot in wanted:

@@ -61,7 +61,7 @@ class ExplicitFn:
         substitutes = {id(old): new for old, new in zip(self.inputs, c, strict=True)}
 
         def call(z: Tensor) -> Tensor:
-            modules = self._modules.restored("none" if self._again else "kept")
+            modules = self._modules.restored("none") if self._again else nullcontext()
             substitute = _Substitute(substitutes)
             with modules, self._replayed(), eagerly(), substitute:
                 fz = self.f(z)
