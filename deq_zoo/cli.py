@@ -1,0 +1,234 @@
+"""The command line, ``deq-zoo COMMAND``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from deq_zoo.errors import ZooError
+from deq_zoo.preset import FAMILIES, PRESETS, Preset, find_preset, load_presets
+from torchdeq import add_deq_args
+
+_NEEDS = "needs packages of the zoo: pip install 'torchdeq[zoo]'"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; a mistake of the user's is told in one paragraph."""
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    try:
+        return int(args.command(args) or 0)
+    except ZooError as error:
+        print(f"deq-zoo: {error}", file=sys.stderr)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] in ("deq_zoo", "torchdeq"):
+            raise
+        print(f"deq-zoo: {error.name} is not installed; this command {_NEEDS}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("deq-zoo: interrupted", file=sys.stderr)
+        return 130
+    return 2
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    parser = argparse.ArgumentParser(
+        prog="deq-zoo", description="Train and use published deep equilibrium models."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, function: Any, help: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=help, description=help)
+        sub.set_defaults(command=function)
+        return sub
+
+    listing = command("list", _list, "List the presets.")
+    listing.add_argument("family", nargs="?", help=f"one of {', '.join(FAMILIES)}")
+    info = command("info", _info, "Show a preset: model, size, every setting.")
+    info.add_argument("name")
+    _add_settings(info)
+    train = command("train", _train, "Train a preset.")
+    train.add_argument("name")
+    train.add_argument("--out", type=Path, help="run folder (default: runs/NAME)")
+    train.add_argument("--resume", action="store_true", help="go on with the run in the folder")
+    train.add_argument("--force", action="store_true", help="replace the run in the folder")
+    train.add_argument("--quiet", action="store_true", help="no progress")
+    train.add_argument("--cpu", action="store_true", help="do not use an accelerator")
+    train.add_argument("--max-seconds", type=float, help="end training after so long")
+    train.add_argument("--no-report", action="store_true", help="write no report at the end")
+    _add_settings(train)
+    evaluate = command("evaluate", _evaluate, "Evaluate a trained model.")
+    predict = command("predict", _predict, "Apply a trained model to files.")
+    sample = command("sample", _sample, "Generate from a trained model.")
+    report = command("report", _report, "Write the report of a run.")
+    for sub in (evaluate, predict, sample, report):
+        sub.add_argument("run", type=Path, help="run folder, or checkpoint file")
+    for sub in (evaluate, predict, sample):
+        sub.add_argument("--last", action="store_true", help="the last weights, not the best")
+        sub.add_argument("--cpu", action="store_true", help="do not use an accelerator")
+    _add_settings(evaluate)
+    predict.add_argument("files", nargs="+", type=Path)
+    predict.add_argument("--out", type=Path, help="folder for what is written")
+    sample.add_argument("--out", type=Path, default=Path("samples"), help="folder for the results")
+    sample.add_argument("options", nargs="*", metavar="NAME=VALUE", help="options of the family")
+    convert = command("convert", _convert, "Convert weights released by the authors.")
+    convert.add_argument("file", type=Path)
+    convert.add_argument("--preset", required=True, help="the preset they belong to")
+    convert.add_argument("--out", type=Path, help="file to write (default: FILE.safetensors)")
+    return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    """``--set``, ``--data-dir`` and the paper's flags; only those given count."""
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting"
+    )
+    parser.add_argument("--data-dir", help="folder with the data set's files")
+    flags = parser.add_argument_group("options of the equilibrium, as in the paper")
+    add_deq_args(flags)
+    for action in flags._group_actions:
+        action.default = argparse.SUPPRESS
+
+
+def _with_changes(preset: Preset, args: argparse.Namespace) -> Preset:
+    """The preset as the command line wants it."""
+    from deq_zoo.values import with_settings
+    from torchdeq import DEQConfig
+
+    given = {name: value for name, value in vars(args).items() if name in DEQConfig.names()}
+    settings = list(args.set)
+    if args.data_dir is not None:
+        settings.insert(0, f"task.data_dir={args.data_dir}")
+    changed = with_settings(preset.with_deq(**given), settings)
+    assert isinstance(changed, Preset)
+    return changed
+
+
+def _list(args: argparse.Namespace) -> None:
+    if args.family is not None and args.family not in FAMILIES:
+        raise ZooError(f"unknown family {args.family!r}; known: {', '.join(FAMILIES)}")
+    load_presets(args.family)
+    for name in sorted(PRESETS):
+        if args.family in (None, name.partition("-")[0]):
+            told = (PRESETS[name].__doc__ or "").strip().split("\n")[0]
+            print(f"{name:24} {told}")
+
+
+def _info(args: argparse.Namespace) -> None:
+    from deq_zoo.values import paths
+
+    preset = _with_changes(find_preset(args.name), args)
+    print((PRESETS[args.name].__doc__ or "").strip())
+    model = preset.task.build()
+    count = sum(p.numel() for p in model.parameters())
+    print(f"\n{type(model).__name__}: {count:,} parameters")
+    if preset.target is not None:
+        print(f"published: {preset.target.metric} {preset.target.value} ({preset.target.source})")
+    print("\nsettings (change one with --set KEY=VALUE):")
+    for path, _, value in paths(preset):
+        print(f"  {path} = {value}")
+
+
+def _train(args: argparse.Namespace) -> int:
+    from deq_zoo.run import Run
+    from deq_zoo.train import train
+
+    out = args.out or Path("runs") / args.name
+    if args.resume:
+        run = Run.open(out)
+        if run.name != args.name:
+            raise ZooError(f"{out} holds a run of {run.name}, not of {args.name}")
+        preset = run.preset()
+        if _with_changes(preset, args) != preset:
+            raise ZooError("a resumed run keeps its settings: drop --set, --data-dir and flags")
+    else:
+        preset = _with_changes(find_preset(args.name), args)
+        assert preset.task.steps_per_epoch  # opens the data: what is missing is told first
+        run = Run.create(out, args.name, preset, args.force)
+    result = train(
+        run, preset, resume=args.resume, quiet=args.quiet, cpu=args.cpu,
+        max_seconds=args.max_seconds,
+    )  # fmt: skip
+    if result.interrupted:
+        print(f"stopped at step {result.step} of {result.steps}; --resume goes on from {out}")
+        return 128 + result.interrupted
+    if not args.no_report:
+        from deq_zoo.report import write_report
+
+        write_report(run)
+    _print_result(preset, result.metrics, run)
+    return 0
+
+
+def _print_result(preset: Preset, metrics: dict[str, float], run: Any) -> None:
+    for name, value in metrics.items():
+        print(f"{name}: {value:.4g}")
+    if preset.target is not None:
+        print(f"published {preset.target.metric}: {preset.target.value} ({preset.target.source})")
+    print(f"run: {run.path}" + (f", report: {run.report}" if run.report.exists() else ""))
+
+
+def _open(args: argparse.Namespace) -> tuple[Any, Preset, Any]:
+    import torch
+
+    from deq_zoo.evaluate import open_model
+
+    model, preset = open_model(args.run, best=not args.last)
+    accelerator = None if args.cpu else torch.accelerator.current_accelerator(check_available=True)
+    device = torch.device("cpu") if accelerator is None else accelerator
+    return model.to(device), preset, device
+
+
+def _evaluate(args: argparse.Namespace) -> None:
+    from deq_zoo.evaluate import evaluate
+
+    model, preset, device = _open(args)
+    changed = _with_changes(preset, args)
+    if changed != preset:
+        weights = model.state_dict()
+        model = changed.task.build().to(device)
+        model.load_state_dict(weights)
+    found = evaluate(changed.task, model, device, thorough=True)
+    print(json.dumps({"metrics": dict(found.metrics), "solver": found.solver.summary()}, indent=1))
+
+
+def _predict(args: argparse.Namespace) -> None:
+    model, preset, device = _open(args)
+    missing = [str(file) for file in args.files if not file.exists()]
+    if missing:
+        raise ZooError(f"no such file: {', '.join(missing)}")
+    for line in preset.task.predict(model, args.files, args.out, device):
+        print(line)
+
+
+def _sample(args: argparse.Namespace) -> None:
+    model, preset, device = _open(args)
+    options = {}
+    for text in args.options:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ZooError(f"options of sampling read NAME=VALUE, got {text!r}")
+        options[name] = value
+    for line in preset.task.sample(model, options, args.out, device):
+        print(line)
+
+
+def _convert(args: argparse.Namespace) -> None:
+    from deq_zoo.convert import convert_file
+
+    out = args.out or args.file.with_suffix(".safetensors")
+    count = convert_file(args.file, find_preset(args.preset), args.preset, out)
+    print(f"{count} tensors written to {out}")
+
+
+def _report(args: argparse.Namespace) -> None:
+    from deq_zoo.report import write_report
+    from deq_zoo.run import Run
+
+    run = Run.open(args.run)
+    write_report(run)
+    print(run.report)

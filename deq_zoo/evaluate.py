@@ -1,0 +1,66 @@
+"""Judging a model, and getting one back from a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from deq_zoo.checkpoint import Checkpoint, random_state, restore_random_state
+from deq_zoo.errors import CheckpointError, ZooError
+from deq_zoo.preset import Preset
+from deq_zoo.run import Run
+from deq_zoo.task import Evaluation, Task
+from deq_zoo.values import from_data
+
+
+def evaluate(task: Task, model: nn.Module, device: torch.device, thorough: bool) -> Evaluation:
+    """The task's own evaluation, without gradients, in evaluation mode.
+
+    Random generators are as before afterwards: evaluating does not change how training goes on.
+    """
+    training, before = model.training, random_state()
+    model.eval()
+    try:
+        with torch.no_grad():
+            return task.evaluate(model, device, thorough)
+    finally:
+        model.train(training)
+        restore_random_state(before)
+
+
+def load(source: str | Path, best: bool = True) -> nn.Module:
+    """The trained model of a run folder or checkpoint file, ready for use.
+
+    The preset it was trained with is its attribute ``preset``.
+    """
+    model, _ = open_model(Path(source), best)
+    return model
+
+
+def open_model(path: Path, best: bool = True) -> tuple[nn.Module, Preset]:
+    """A model in evaluation mode and the preset it was trained with."""
+    if path.is_dir():
+        held = Run.open(path).checkpoint(best)
+    elif path.exists():
+        held = Checkpoint.load(path)
+    else:
+        raise ZooError(f"there is no run folder or checkpoint at {path}")
+    preset = from_data(held.config["preset"])
+    if not isinstance(preset, Preset):
+        raise CheckpointError(f"{path} does not say which preset it belongs to")
+    with torch.random.fork_rng(devices=[]):
+        model = preset.task.build()
+    load_weights(model, held.model, str(path))
+    model.preset = preset  # type: ignore[assignment]
+    return model.eval(), preset
+
+
+def load_weights(model: nn.Module, weights: dict[str, Tensor], source: str) -> None:
+    """Load a state_dict that must fit."""
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = str(error).split("\n")[1].strip() if "\n" in str(error) else str(error)
+        raise CheckpointError(f"the weights in {source} do not fit the model: {reason}") from None

@@ -1,0 +1,126 @@
+"""Optimisers and learning-rate schedules as values; the rate is a function of the step alone."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import cos, pi
+
+import torch
+from torch import nn
+
+
+class Schedule(ABC):
+    """A factor for the learning rate at each step."""
+
+    @abstractmethod
+    def factor(self, step: int, steps: int) -> float:
+        """For update ``step`` = 0, 1, ... out of ``steps``."""
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """The same rate throughout."""
+
+    def factor(self, step: int, steps: int) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """Half a cosine from 1 to ``floor``, after a linear rise over ``warmup`` steps."""
+
+    floor: float = 0.0
+    warmup: int = 0
+
+    def factor(self, step: int, steps: int) -> float:
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        share = (step - self.warmup) / max(1, steps - self.warmup)
+        return self.floor + (1 - self.floor) * 0.5 * (1 + cos(pi * min(1.0, share)))
+
+
+@dataclass(frozen=True)
+class OneCycle(Schedule):
+    """A linear rise over a share ``rise`` of the steps and a linear fall to ``floor``."""
+
+    rise: float = 0.05
+    floor: float = 0.0
+
+    def factor(self, step: int, steps: int) -> float:
+        top = max(1.0, self.rise * steps)
+        if step < top:
+            return (step + 1) / top
+        return max(self.floor, (steps - step) / max(1.0, steps - top))
+
+
+@dataclass(frozen=True)
+class MultiStep(Schedule):
+    """Multiplied by ``decay`` after each of the given shares of the steps."""
+
+    at: tuple[float, ...] = (0.5, 0.75)
+    decay: float = 0.1
+
+    def factor(self, step: int, steps: int) -> float:
+        return float(self.decay ** sum(step >= share * steps for share in self.at))
+
+
+class Optim(ABC):
+    """An optimiser's options. Subclasses are frozen dataclasses."""
+
+    lr: float
+    schedule: Schedule
+
+    @abstractmethod
+    def make(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimiser itself."""
+
+    def set_rate(self, optimizer: torch.optim.Optimizer, step: int, steps: int) -> float:
+        """Set the rate of update ``step``, relative to each group's own; return the first."""
+        factor = self.schedule.factor(step, steps)
+        for group in optimizer.param_groups:
+            group["lr"] = group.setdefault("base_lr", self.lr) * factor
+        rate: float = optimizer.param_groups[0]["lr"]
+        return rate
+
+
+@dataclass(frozen=True)
+class SGD(Optim):
+    """Stochastic gradient descent with momentum."""
+
+    lr: float = 0.1
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    schedule: Schedule = Constant()
+
+    def make(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            parameters,
+            lr=self.lr,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            weight_decay=self.weight_decay,
+        )
+
+
+@dataclass(frozen=True)
+class Adam(Optim):
+    """Adam, with decoupled weight decay if that is positive."""
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    schedule: Schedule = Constant()
+
+    def make(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        kind = torch.optim.AdamW if self.weight_decay else torch.optim.Adam
+        return kind(
+            parameters,
+            lr=self.lr,
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+        )

@@ -1,0 +1,105 @@
+"""Presets: a task with everything that training it needs, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import Any, Literal
+
+from deq_zoo.errors import ZooError
+from deq_zoo.optim import Adam, Optim
+from deq_zoo.task import Task
+from torchdeq.registry import Registry, suggest
+
+#: Where each family's presets are defined; imported when one of them is asked for.
+FAMILIES = {
+    "mdeq": "deq_zoo.mdeq.presets",
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A published result to compare with."""
+
+    metric: str
+    value: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A training run as a value.
+
+    Args:
+        task: model, data, loss and score.
+        optim: optimiser and schedule.
+        steps: updates; 0 takes ``epochs``.
+        epochs: passes through the data, if ``steps`` is 0.
+        accumulate: batches per update.
+        clip: largest norm of the gradient; 0 leaves it alone.
+        precision: of the model's arithmetic: no, bf16 or fp16.
+        seed: of initialisation, data order and everything random.
+        log_every: updates between two lines of the log.
+        eval_every: updates between two evaluations; 0 is once per epoch.
+        save_every: updates between two checkpoints.
+        target: the published result.
+    """
+
+    task: Task
+    optim: Optim = field(default_factory=Adam)
+    steps: int = 0
+    epochs: int = 0
+    accumulate: int = 1
+    clip: float = 0.0
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    seed: int = 0
+    log_every: int = 10
+    eval_every: int = 0
+    save_every: int = 100
+    target: Target | None = None
+
+    def __post_init__(self) -> None:
+        if (self.steps > 0) == (self.epochs > 0):
+            raise ValueError(
+                f"give either steps or epochs, got steps={self.steps} and epochs={self.epochs}"
+            )
+        for name in ("accumulate", "log_every", "save_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def total_steps(self) -> int:
+        """Updates of the whole run; looks at the data if it is given in epochs."""
+        return self.steps or self.epochs * self.task.steps_per_epoch // self.accumulate
+
+    def with_deq(self, **options: Any) -> Preset:
+        """The preset with other options of the equilibrium, the paper's flags."""
+        if not options:
+            return self
+        try:
+            deq = self.task.deq.with_options(**options)
+        except (ValueError, TypeError) as error:
+            raise ZooError(str(error)) from None
+        return replace(self, task=replace(self.task, deq=deq))  # type: ignore[type-var]
+
+
+PRESETS: Registry[Callable[[], Preset]] = Registry("preset")
+
+
+def load_presets(family: str | None = None) -> None:
+    """Import the presets of one family, or of all."""
+    for name, module in FAMILIES.items():
+        if family in (None, name):
+            import_module(module)
+
+
+def find_preset(name: str) -> Preset:
+    """The preset of that name."""
+    family = name.partition("-")[0]
+    if name not in PRESETS:
+        load_presets(family if family in FAMILIES else None)
+    if name not in PRESETS:
+        load_presets()
+        raise ZooError(f"unknown preset {name!r}{suggest(name, PRESETS)}")
+    return PRESETS[name]()

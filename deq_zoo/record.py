@@ -1,0 +1,65 @@
+"""What solvers did over many batches, as numbers for logs and reports."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchdeq import SolverStat, Status
+
+
+@dataclass
+class SolverRecord:
+    """Evaluations, residuals, statuses and the mean residual by step; reading syncs the device."""
+
+    samples: int = 0
+    nfe: float = 0.0  # summed over samples
+    residual: float = 0.0  # relative, summed over samples
+    statuses: Counter[str] = field(default_factory=Counter)
+    radii: list[float] = field(default_factory=list)
+    _traces: list[Tensor] = field(default_factory=list)
+
+    def add(self, stats: SolverStat) -> None:
+        """Take in the statistics of one solve."""
+        rel = stats["rel_lowest"].detach().double()
+        n = len(rel)
+        self.samples += n
+        self.nfe += stats.nfe * n
+        self.residual += float(rel.nan_to_num(0.0, 0.0, 0.0).sum())
+        self.statuses.update(Status(code).name for code in stats.status.tolist())
+        if stats["rel_trace"].dim() == 2 and stats["rel_trace"].shape[0] == n:
+            self._traces.append(stats["rel_trace"].detach().double().cpu())
+        radius = stats["sradius"].detach().flatten()
+        self.radii += [value for value in radius.tolist() if value >= 0]
+
+    def trace(self) -> list[float]:
+        """The geometric mean of the relative residual after each evaluation."""
+        if not self._traces:
+            return []
+        longest = max(t.shape[1] for t in self._traces)
+        rows = torch.cat([_extended(t, longest) for t in self._traces])
+        return [float(v) for v in rows.clamp_min(1e-30).log().nanmean(0).exp()]
+
+    def summary(self) -> dict[str, Any]:
+        """Everything as plain numbers."""
+        n = max(1, self.samples)
+        told: dict[str, Any] = {
+            "nfe": self.nfe / n,
+            "residual": self.residual / n,
+            "statuses": dict(self.statuses),
+            "trace": self.trace(),
+        }
+        if self.radii:
+            told["spectral_radius"] = sum(self.radii) / len(self.radii)
+        return told
+
+
+def _extended(trace: Tensor, length: int) -> Tensor:
+    """A trace that ended early keeps its last value."""
+    if not trace.shape[1]:
+        return trace.new_full((len(trace), length), torch.nan)
+    return torch.cat((trace, trace[:, -1:].expand(-1, length - trace.shape[1])), dim=1)

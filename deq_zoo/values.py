@@ -1,0 +1,177 @@
+"""Typed configurations: to and from plain data, and changed from the command line.
+
+A configuration is a frozen dataclass of numbers, strings, tuples and further dataclasses. What is
+written to a run folder names the classes, so that it reads back as the same value.
+"""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from importlib import import_module
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from deq_zoo.errors import ZooError
+from torchdeq.registry import suggest
+
+_TRUSTED = {"deq_zoo", "torchdeq"}  # packages whose classes a file may name
+
+
+def trust(package: str) -> None:
+    """Let files name the configurations of one more package, e.g. of tasks of one's own."""
+    _TRUSTED.add(package)
+
+
+def to_data(value: Any) -> Any:
+    """A configuration as JSON can hold it."""
+    if is_dataclass(value) and not isinstance(value, type):
+        kind = type(value)
+        held = {f.name: to_data(getattr(value, f.name)) for f in fields(value) if f.init}
+        return {"class": f"{kind.__module__}:{kind.__qualname__}", **held}
+    if isinstance(value, (tuple, list)):
+        return [to_data(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): to_data(item) for key, item in value.items()}
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    raise TypeError(f"a configuration holds plain values and dataclasses, got {value!r}")
+
+
+def from_data(data: Any) -> Any:
+    """The configuration that :func:`to_data` wrote."""
+    if isinstance(data, Mapping) and "class" in data:
+        kind = _class(data["class"])
+        hints = get_type_hints(kind)
+        known = {f.name for f in fields(kind) if f.init}
+        held = {k: v for k, v in data.items() if k != "class"}
+        unknown = [name for name in held if name not in known]
+        if unknown:
+            raise ZooError(
+                f"{data['class']} has no field {unknown[0]!r}{suggest(unknown[0], known)}; another "
+                "version wrote the file"
+            )
+        return kind(**{name: _shaped(from_data(v), hints[name]) for name, v in held.items()})
+    if isinstance(data, Mapping):
+        return {key: from_data(value) for key, value in data.items()}
+    if isinstance(data, Sequence) and not isinstance(data, str):
+        return [from_data(item) for item in data]
+    return data
+
+
+def _class(path: str) -> type[Any]:
+    module, _, name = path.partition(":")
+    if module.split(".")[0] not in _TRUSTED or not name.isidentifier():
+        raise ZooError(
+            f"a configuration names the class {path!r}; if its package is yours, call "
+            f"deq_zoo.values.trust({module.split('.')[0]!r}) first"
+        )
+    kind = getattr(import_module(module), name, None)
+    if not (isinstance(kind, type) and is_dataclass(kind)):
+        raise ZooError(f"a configuration names the class {path!r}, which does not exist")
+    return kind
+
+
+def paths(value: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Every settable field below a configuration: its dotted path, type and value."""
+    hints = get_type_hints(type(value))
+    for f in fields(value):
+        if not f.init:
+            continue
+        path, held = f"{prefix}{f.name}", getattr(value, f.name)
+        if is_dataclass(held) and not isinstance(held, type):
+            yield from paths(held, f"{path}.")
+        else:
+            yield path, hints[f.name], held
+
+
+def with_settings(value: Any, settings: Sequence[str]) -> Any:
+    """The configuration with ``path=value`` settings applied.
+
+    A path may be shortened to its last parts as long as one field alone ends with them.
+    """
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        if not equals:
+            raise ZooError(f"a setting reads key=value, got {setting!r}")
+        known = {path: kind for path, kind, _ in paths(value)}
+        full = _complete(path, known)
+        value = _with(value, full.split("."), _parse(text, known[full], full))
+    return value
+
+
+def _complete(path: str, known: Mapping[str, Any]) -> str:
+    if path in known:
+        return path
+    ends = [each for each in known if each.endswith(f".{path}")]
+    if len(ends) == 1:
+        return ends[0]
+    if ends:
+        raise ZooError(f"the setting {path!r} could be any of {', '.join(ends)}: name it in full")
+    short = [each.rsplit(".", 1)[-1] for each in known]
+    raise ZooError(f"unknown setting {path!r}{suggest(path, {*known, *short})}")
+
+
+def _with(value: Any, path: list[str], new: Any) -> Any:
+    head, *rest = path
+    try:
+        return replace(value, **{head: _with(getattr(value, head), rest, new) if rest else new})
+    except (ValueError, TypeError) as error:
+        raise ZooError(f"{head}={new!r}: {error}") from None
+
+
+def _parse(text: str, kind: Any, path: str) -> Any:
+    """Text from a command line as a value of the field's type."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        if type(None) in inner and text.lower() in ("none", ""):
+            return None
+        for option in inner:
+            if option is not type(None):
+                try:
+                    return _parse(text, option, path)
+                except ZooError:
+                    continue
+    elif origin is Literal:
+        if text in map(str, inner):
+            return next(item for item in inner if str(item) == text)
+        raise ZooError(f"{path} is one of {', '.join(map(str, inner))}, got {text!r}")
+    elif origin in (tuple, list):
+        items = [] if text in ("", "()", "[]") else text.strip("()[]").split(",")
+        parsed = [_parse(item.strip(), inner[0] if inner else str, path) for item in items]
+        return origin(parsed)
+    elif kind is bool:
+        if text.lower() in ("true", "1", "yes", "on"):
+            return True
+        if text.lower() in ("false", "0", "no", "off"):
+            return False
+    elif kind in (int, float):
+        try:
+            number = float(text)
+        except ValueError:
+            pass
+        else:
+            if kind is float or number == int(number):
+                return kind(number)
+    elif kind is str:
+        return text
+    else:
+        try:
+            return ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            pass
+    name = getattr(kind, "__name__", str(kind))
+    raise ZooError(f"{path} takes {name}, got {text!r}")
+
+
+def _shaped(value: Any, kind: Any) -> Any:
+    """Lists from a file as the tuples that the field asks for, at every depth."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        matching = [option for option in inner if get_origin(option) is tuple]
+        return _shaped(value, matching[0]) if matching and isinstance(value, list) else value
+    if origin is tuple and isinstance(value, list):
+        each = inner[0] if inner else Any
+        return tuple(_shaped(item, each) for item in value)
+    return value
