@@ -1,0 +1,264 @@
+"""Image classification: the task that MDEQ is trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torchmetrics.functional.classification import multiclass_accuracy
+
+from deq_zoo.errors import DataError
+from deq_zoo.mdeq.augment import (
+    center_crop,
+    normalise,
+    random_crop,
+    random_flip,
+    random_resized_crop,
+    resize,
+    resize_shorter,
+)
+from deq_zoo.mdeq.convert import state_dict_of
+from deq_zoo.mdeq.data import (
+    IMAGENET_CHANNELS,
+    Channels,
+    ImageFolder,
+    Images,
+    cifar10,
+    mnist_digits,
+    read_image,
+)
+from deq_zoo.mdeq.model import TINY, MDEQClassifier, MDEQConfig
+from deq_zoo.record import SolverRecord
+from deq_zoo.report import to_png
+from deq_zoo.task import (
+    Evaluation,
+    Loss,
+    Picture,
+    Score,
+    Shard,
+    Task,
+    batch_indices,
+    generator,
+    steps_in_epoch,
+)
+from torchdeq import DEQConfig, fp_correction
+
+Source = Literal["digits", "cifar10", "imagenet", "noise"]
+
+
+@dataclass(frozen=True)
+class ClassifyImages(Task):
+    """Images to one of several classes; cross-entropy, accuracy.
+
+    Args:
+        net: the shape of the network.
+        deq: options of the equilibrium.
+        data: digits (embedded), cifar10 or imagenet (from ``data_dir``), noise (for tests).
+        data_dir: folder with the data set's files.
+        batch: images per step.
+        eval_batch: images per step of evaluation.
+        crop: zeros around a training image before a random crop of its size; 0 crops nothing.
+        flip: whether training images are mirrored at random.
+        size: side of ImageNet's crops.
+        limit: use only so many training images; 0 uses all.
+    """
+
+    score: ClassVar[Score] = Score("accuracy", "%")
+
+    net: MDEQConfig = TINY
+    deq: DEQConfig = field(default_factory=DEQConfig)
+    data: Source = "cifar10"
+    data_dir: str | None = None
+    batch: int = 128
+    eval_batch: int = 500
+    crop: int = 0
+    flip: bool = False
+    size: int = 224
+    limit: int = 0
+
+    @cached_property
+    def train_set(self) -> Images | ImageFolder:
+        return self._open("train")
+
+    @cached_property
+    def test_set(self) -> Images | ImageFolder:
+        return self._open("test")
+
+    def _open(self, split: str) -> Images | ImageFolder:
+        if self.data == "digits":
+            return mnist_digits(split)
+        if self.data == "noise":
+            return _noise(split, self.net)
+        if self.data_dir is None:
+            raise DataError(
+                f"{self.data} is read from disk: say where it is with --data-dir FOLDER"
+            )
+        if self.data == "cifar10":
+            return cifar10(self.data_dir, split)
+        return ImageFolder(Path(self.data_dir) / ("train" if split == "train" else "val"))
+
+    @cached_property
+    def _train_size(self) -> int:
+        n = len(self.train_set)
+        return min(n, self.limit) if self.limit else n
+
+    def build(self) -> nn.Module:
+        return MDEQClassifier(self.net, self.deq)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return steps_in_epoch(self._train_size, self.batch)
+
+    def train_batch(self, step: int, seed: int, shard: Shard) -> tuple[Tensor, Tensor]:
+        rows = batch_indices(self._train_size, self.batch, step, seed, shard)
+        rng = generator("augment", seed, step, shard.rank)
+        data = self.train_set
+        if isinstance(data, ImageFolder):
+            items = [data[int(i)] for i in rows]
+            images = torch.stack([random_resized_crop(each, self.size, rng) for each, _ in items])
+            labels = torch.tensor([label for _, label in items])
+        else:
+            images, labels = data.pixels[rows], data.labels[rows]
+            if self.crop:
+                images = random_crop(images, images.shape[-1], rng, self.crop)
+        if self.flip:
+            images = random_flip(images, rng)
+        return normalise(images, data.channels), labels
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor], carry: Any) -> Loss:
+        x, y = batch
+        logits, stats = model(x)
+        value = fp_correction(cross_entropy, (logits, y), gamma=self.deq.gamma)
+        right = (logits[-1].argmax(1) == y).float().mean()
+        return Loss(value, {"train_accuracy": 100 * right}, stats)
+
+    def evaluate(self, model: nn.Module, device: torch.device, thorough: bool) -> Evaluation:
+        record = SolverRecord()
+        logits: list[Tensor] = []
+        labels: list[Tensor] = []
+        for x, y in self._test_batches():
+            if thorough and not logits:  # a few images: a radius costs a hundred products
+                record.radii += model(x[:32].to(device), sradius_mode=True)[1]["sradius"].tolist()
+            found, stats = model(x.to(device))
+            record.add(stats)
+            logits.append(found[-1].float().cpu())
+            labels.append(y)
+        scores, truth = torch.cat(logits), torch.cat(labels)
+        classes = scores.shape[1]
+        metrics = {
+            "accuracy": 100 * float(multiclass_accuracy(scores, truth, classes, average="micro")),
+            "test_loss": float(cross_entropy(scores, truth)),
+        }
+        return Evaluation(metrics, record)
+
+    def _test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        data = self.test_set
+        for start in range(0, len(data), self.eval_batch):
+            rows = range(start, min(start + self.eval_batch, len(data)))
+            if isinstance(data, ImageFolder):
+                items = [data[i] for i in rows]
+                images = torch.stack([self._centre(image) for image, _ in items])
+                yield normalise(images, data.channels), torch.tensor([label for _, label in items])
+            else:
+                pixels = data.pixels[rows.start : rows.stop]
+                yield normalise(pixels, data.channels), data.labels[rows.start : rows.stop]
+
+    def _centre(self, image: Tensor) -> Tensor:
+        return center_crop(resize_shorter(image, self.size * 256 // 224), self.size)
+
+    def pictures(self, model: nn.Module, device: torch.device) -> list[Picture]:
+        x, y = next(iter(self._test_batches()))
+        with torch.no_grad():
+            logits, _ = model(x.to(device))
+        chance = logits[-1].softmax(1).cpu()
+        wrong = (chance.argmax(1) != y).nonzero().flatten()[:8]
+        right = (chance.argmax(1) == y).nonzero().flatten()[: 24 - len(wrong)]
+        rows = torch.cat((right, wrong))
+        figure = _gallery(self._pixels(rows), chance[rows], y[rows], self.test_set.classes)
+        caption = "Test images with the predicted class, mistakes in red with the true one."
+        return [Picture("predictions", caption, to_png(figure))]
+
+    def _pixels(self, rows: Tensor) -> list[Tensor]:
+        data = self.test_set
+        if isinstance(data, ImageFolder):
+            return [self._centre(data[int(i)][0]) for i in rows]
+        return list(data.pixels[rows])
+
+    def convert(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return state_dict_of(dict(state))
+
+    def predict(
+        self, model: nn.Module, files: Sequence[Path], out: Path | None, device: torch.device
+    ) -> list[str]:
+        lines = []
+        for file in files:
+            x = normalise(self._prepare(read_image(file)), self._channels)[None]
+            with torch.no_grad():
+                logits, stats = model(x.to(device))
+            chance = logits[-1].softmax(1)[0]
+            best = chance.topk(min(3, len(chance)))
+            told = ", ".join(
+                f"{self._name(int(i))} {100 * float(p):.1f} %"
+                for p, i in zip(best.values, best.indices, strict=True)
+            )
+            lines.append(f"{file}: {told} ({stats.nfe} evaluations)")
+        return lines
+
+    def _prepare(self, image: Tensor) -> Tensor:
+        """A picture from anywhere in the form of the training images."""
+        if self.data == "imagenet":
+            return self._centre(image)
+        side = 28 if self.data == "digits" else 32
+        image = resize(image, side, side)
+        return (
+            image.float().mean(0, keepdim=True).round().byte() if self.data == "digits" else image
+        )
+
+    @property
+    def _channels(self) -> Channels:
+        return IMAGENET_CHANNELS if self.data == "imagenet" else self.test_set.channels
+
+    def _name(self, label: int) -> str:
+        if self.data == "imagenet" and self.data_dir is None:
+            return str(label)
+        return self.test_set.classes[label]
+
+
+def _noise(split: str, net: MDEQConfig) -> Images:
+    """A few images whose class is their brightest quarter."""
+    rng = generator("noise", split)
+    labels = torch.randint(min(4, net.classes), (64,), generator=rng)
+    pixels = torch.randint(0, 120, (64, net.in_channels, 8, 8), generator=rng, dtype=torch.uint8)
+    for image, label in zip(pixels, labels, strict=True):
+        top, left = 4 * (int(label) // 2), 4 * (int(label) % 2)
+        image[:, top : top + 4, left : left + 4] += 120
+    names = tuple(str(k) for k in range(net.classes))
+    spread = (0.5,) * net.in_channels
+    return Images(pixels, labels, names, Channels(spread, spread))
+
+
+def _gallery(
+    images: list[Tensor], chance: Tensor, labels: Tensor, classes: Sequence[str]
+) -> Figure:
+    """A grid of images, each with what the model says."""
+    columns = 8
+    rows = -(-len(images) // columns)
+    figure = Figure(figsize=(columns * 1.35, rows * 1.6), layout="constrained")
+    for k, (image, p, label) in enumerate(zip(images, chance, labels, strict=True)):
+        axes = figure.add_subplot(rows, columns, k + 1)
+        shown = image.permute(1, 2, 0).numpy()
+        axes.imshow(shown, cmap="gray", interpolation="nearest")
+        axes.set_axis_off()
+        said, true = int(p.argmax()), int(label)
+        text = f"{classes[said]} {100 * float(p[said]):.0f} %"
+        if said != true:
+            text += f"\nis {classes[true]}"
+        axes.set_title(text, fontsize=8, color="black" if said == true else "crimson")
+    return figure
