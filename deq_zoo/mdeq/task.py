@@ -68,6 +68,7 @@ class ClassifyImages(Task):
         flip: whether training images are mirrored at random.
         size: side of ImageNet's crops.
         limit: use only so many training images; 0 uses all.
+        channels_last: keep a pixel's channels together in memory; a tenth faster on a CPU.
     """
 
     score: ClassVar[Score] = Score("accuracy", "%")
@@ -82,6 +83,7 @@ class ClassifyImages(Task):
     flip: bool = False
     size: int = 224
     limit: int = 0
+    channels_last: bool = False
 
     @cached_property
     def train_set(self) -> Images | ImageFolder:
@@ -110,7 +112,12 @@ class ClassifyImages(Task):
         return min(n, self.limit) if self.limit else n
 
     def build(self) -> nn.Module:
-        return MDEQClassifier(self.net, self.deq)
+        model = MDEQClassifier(self.net, self.deq)
+        return model.to(memory_format=self._format)  # type: ignore[call-overload,no-any-return]
+
+    @property
+    def _format(self) -> torch.memory_format:
+        return torch.channels_last if self.channels_last else torch.preserve_format
 
     @property
     def steps_per_epoch(self) -> int:
@@ -130,7 +137,10 @@ class ClassifyImages(Task):
                 images = random_crop(images, images.shape[-1], rng, self.crop)
         if self.flip:
             images = random_flip(images, rng)
-        return normalise(images, data.channels), labels
+        return self._ready(images, data.channels), labels
+
+    def _ready(self, images: Tensor, channels: Channels) -> Tensor:
+        return normalise(images, channels).to(memory_format=self._format)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor], carry: Any) -> Loss:
         x, y = batch
@@ -159,37 +169,35 @@ class ClassifyImages(Task):
         return Evaluation(metrics, record)
 
     def _test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        data = self.test_set
-        for start in range(0, len(data), self.eval_batch):
-            rows = range(start, min(start + self.eval_batch, len(data)))
-            if isinstance(data, ImageFolder):
-                items = [data[i] for i in rows]
-                images = torch.stack([self._centre(image) for image, _ in items])
-                yield normalise(images, data.channels), torch.tensor([label for _, label in items])
-            else:
-                pixels = data.pixels[rows.start : rows.stop]
-                yield normalise(pixels, data.channels), data.labels[rows.start : rows.stop]
+        for rows in torch.arange(len(self.test_set)).split(self.eval_batch):
+            images, labels = self._test_images(rows)
+            yield self._ready(images, self._channels), labels
 
     def _centre(self, image: Tensor) -> Tensor:
         return center_crop(resize_shorter(image, self.size * 256 // 224), self.size)
 
     def pictures(self, model: nn.Module, device: torch.device) -> list[Picture]:
-        x, y = next(iter(self._test_batches()))
+        n = len(self.test_set)
+        rows = torch.randperm(n, generator=generator("pictures"))[: self.eval_batch]
+        pixels, labels = self._test_images(rows)
         with torch.no_grad():
-            logits, _ = model(x.to(device))
+            logits, _ = model(self._ready(pixels, self._channels).to(device))
         chance = logits[-1].softmax(1).cpu()
-        wrong = (chance.argmax(1) != y).nonzero().flatten()[:8]
-        right = (chance.argmax(1) == y).nonzero().flatten()[: 24 - len(wrong)]
-        rows = torch.cat((right, wrong))
-        figure = _gallery(self._pixels(rows), chance[rows], y[rows], self.test_set.classes)
+        wrong = (chance.argmax(1) != labels).nonzero().flatten()[:8]
+        right = (chance.argmax(1) == labels).nonzero().flatten()[: 24 - len(wrong)]
+        shown = torch.cat((right, wrong))
+        figure = _gallery(pixels[shown], chance[shown], labels[shown], self.test_set.classes)
         caption = "Test images with the predicted class, mistakes in red with the true one."
         return [Picture("predictions", caption, to_png(figure))]
 
-    def _pixels(self, rows: Tensor) -> list[Tensor]:
+    def _test_images(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Pixels and labels of some test images, in the form the network sees them."""
         data = self.test_set
-        if isinstance(data, ImageFolder):
-            return [self._centre(data[int(i)][0]) for i in rows]
-        return list(data.pixels[rows])
+        if not isinstance(data, ImageFolder):
+            return data.pixels[rows], data.labels[rows]
+        items = [data[int(i)] for i in rows]
+        images = torch.stack([self._centre(image) for image, _ in items])
+        return images, torch.tensor([label for _, label in items])
 
     def convert(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return state_dict_of(dict(state))
@@ -199,7 +207,7 @@ class ClassifyImages(Task):
     ) -> list[str]:
         lines = []
         for file in files:
-            x = normalise(self._prepare(read_image(file)), self._channels)[None]
+            x = self._ready(self._prepare(read_image(file))[None], self._channels)
             with torch.no_grad():
                 logits, stats = model(x.to(device))
             chance = logits[-1].softmax(1)[0]
@@ -244,9 +252,7 @@ def _noise(split: str, net: MDEQConfig) -> Images:
     return Images(pixels, labels, names, Channels(spread, spread))
 
 
-def _gallery(
-    images: list[Tensor], chance: Tensor, labels: Tensor, classes: Sequence[str]
-) -> Figure:
+def _gallery(images: Tensor, chance: Tensor, labels: Tensor, classes: Sequence[str]) -> Figure:
     """A grid of images, each with what the model says."""
     columns = 8
     rows = -(-len(images) // columns)
