@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,24 @@ def read_state(source: Path) -> dict[str, Tensor]:
         held: Any = load_file(source) if source.suffix == ".safetensors" else _unpickle(source)
     except (OSError, SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
         raise CheckpointError(f"{source} cannot be read as weights: {error}") from None
+    return bare_state(held, str(source))
+
+
+def bare_state(held: Any, source: str) -> dict[str, Tensor]:
+    """The state_dict in what a file holds: itself, or under a usual key; no ``module.`` prefix."""
+    state = held
     for key in ("state_dict", "model_state_dict", "model"):
-        if isinstance(held, dict) and isinstance(held.get(key), dict):
-            held = held[key]
-    tensors = {k: v for k, v in held.items() if isinstance(v, Tensor)} if held else {}
-    if not tensors:
-        raise CheckpointError(f"{source} holds no tensors by name")
-    return {key.removeprefix("module."): value for key, value in tensors.items()}
+        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
+            state = state[key]
+    if not isinstance(state, Mapping) or not state:
+        raise CheckpointError(
+            f"{source} should be a dict of tensors, or have one as 'state_dict': got "
+            f"{sorted(map(str, held)) if isinstance(held, Mapping) else type(held).__name__}"
+        )
+    for key, value in state.items():
+        if not isinstance(key, str) or not isinstance(value, Tensor):
+            raise CheckpointError(f"{key!r} in {source} is no tensor: {type(value).__name__}")
+    return {key.removeprefix("module."): value for key, value in state.items()}
 
 
 def _unpickle(source: Path) -> Any:

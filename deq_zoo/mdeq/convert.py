@@ -6,55 +6,20 @@ Their files are a bare state_dict, or a dict with one under ``state_dict``; the 
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from deq_zoo.convert import bare_state, read_state
 from deq_zoo.errors import CheckpointError
 
 BACKBONE = ("downsample.", "stage0.", "full_stage.")  # what segmentation takes from ImageNet
 _PREFIX = "module."
 _SHOWN = 3  # keys of each kind that an error names
-
-
-def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
-    """The state_dict in a file of the authors: ``.safetensors``, or torch's format.
-
-    Only tensors and plain containers are read; a file that needs more is refused.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise CheckpointError(f"there is no checkpoint at {path}")
-    try:
-        if path.suffix == ".safetensors":
-            found: Any = load_file(path)
-        else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError) as error:
-        raise CheckpointError(f"cannot read {path} as tensors: {error}") from error
-    return state_dict_of(found)
-
-
-def state_dict_of(checkpoint: Any) -> dict[str, Tensor]:
-    """The bare state_dict in what a file holds."""
-    state = checkpoint
-    if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
-        state = state["state_dict"]
-    if not isinstance(state, Mapping) or not state:
-        raise CheckpointError(
-            f"a checkpoint is a dict of tensors, or has one as 'state_dict': got "
-            f"{sorted(checkpoint) if isinstance(checkpoint, Mapping) else type(checkpoint)}"
-        )
-    for key, value in state.items():
-        if not isinstance(key, str) or not isinstance(value, Tensor):
-            raise CheckpointError(f"{key!r} of the state_dict is no tensor: {type(value).__name__}")
-    return {key.removeprefix(_PREFIX): value for key, value in state.items()}
 
 
 def load_checkpoint(
@@ -68,9 +33,9 @@ def load_checkpoint(
         backbone_only: take stem, stage0 and f, and leave the model's head as it is.
     """
     if isinstance(checkpoint, Mapping):
-        state = state_dict_of(checkpoint)
+        state = bare_state(checkpoint, "the checkpoint")
     else:
-        state = read_checkpoint(checkpoint)
+        state = read_state(Path(checkpoint))
     expected = model.state_dict()
     if backbone_only:
         state, expected = _backbone(state), _backbone(expected)

@@ -24,7 +24,6 @@ from deq_zoo.mdeq.augment import (
     resize,
     resize_shorter,
 )
-from deq_zoo.mdeq.convert import state_dict_of
 from deq_zoo.mdeq.data import (
     IMAGENET_CHANNELS,
     Channels,
@@ -200,7 +199,7 @@ class ClassifyImages(Task):
         return images, torch.tensor([label for _, label in items])
 
     def convert(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return state_dict_of(dict(state))
+        return dict(state)  # the names are the authors' own
 
     def predict(
         self, model: nn.Module, files: Sequence[Path], out: Path | None, device: torch.device

@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from deq_zoo.convert import read_state
 from deq_zoo.errors import CheckpointError
 from deq_zoo.mdeq import MDEQ, MDEQClassifier, MDEQSegmenter
 from deq_zoo.mdeq.convert import (
     authors_checkpoint,
     load_checkpoint,
-    read_checkpoint,
     write_checkpoint,
 )
 from tests.zoo.mdeq.nets import GOLDEN, SMALL, Golden
@@ -106,20 +106,20 @@ class Malice:
 
 def test_only_tensors_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save({"state_dict": Malice()}, tmp_path / "evil.pth")
-    with pytest.raises(CheckpointError, match=r"cannot read .*evil\.pth as tensors"):
-        read_checkpoint(tmp_path / "evil.pth")
+    with pytest.raises(CheckpointError, match=r"evil\.pth cannot be read as weights"):
+        read_state(tmp_path / "evil.pth")
     assert "harm" not in capsys.readouterr().out
     (tmp_path / "broken.safetensors").write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match=r"broken\.safetensors"):
-        read_checkpoint(tmp_path / "broken.safetensors")
-    with pytest.raises(CheckpointError, match="there is no checkpoint at"):
-        read_checkpoint(tmp_path / "none.pth")
+        read_state(tmp_path / "broken.safetensors")
+    with pytest.raises(CheckpointError, match="there is no file"):
+        read_state(tmp_path / "none.pth")
     torch.save([1, 2], tmp_path / "list.pth")
-    with pytest.raises(CheckpointError, match="a dict of tensors, or has one as 'state_dict'"):
-        read_checkpoint(tmp_path / "list.pth")
+    with pytest.raises(CheckpointError, match="a dict of tensors, or have one as 'state_dict'"):
+        read_state(tmp_path / "list.pth")
     torch.save({"epoch": 1}, tmp_path / "other.pth")
-    with pytest.raises(CheckpointError, match="'epoch' of the state_dict is no tensor: int"):
-        read_checkpoint(tmp_path / "other.pth")
+    with pytest.raises(CheckpointError, match=r"'epoch' in .*other\.pth is no tensor: int"):
+        read_state(tmp_path / "other.pth")
     with pytest.raises(ValueError, match="bare state_dict"):
         write_checkpoint(MDEQ(SMALL), tmp_path / "x.safetensors", nested=True)
 
