@@ -53,7 +53,7 @@ class GMRES(LinearSolver):
                 trial_r = system.b - system.product(trial)
                 trial_size = torch.linalg.vector_norm(trial_r, dim=1)
                 # What the product itself rounds off says nothing against the promise.
-                slack = torch.minimum(_rounding(system.b, trial), system.goal)
+                slack = torch.minimum(_rounding(system.b, trial), 0.5 * system.goal)
                 near = promised & (trial_size <= system.goal + slack)
                 trial_size = torch.where(near, torch.minimum(trial_size, system.goal), trial_size)
             better = trial_size < size  # False for a NaN
