@@ -85,7 +85,7 @@ def open_contest() -> Iterator[Contest]:
     """Start a worker for the library and, if it can be had, one for torchdeq 0.1.0."""
     with ExitStack() as stack:
         workers = [Worker(OURS, stack.enter_context(_start("ours")))]
-        if _installed():
+        if installed():
             old = stack.enter_context(_start("published", str(PUBLISHED)))
             workers.append(Worker(OLD, old))
         yield Contest(workers)
@@ -109,7 +109,7 @@ def _start(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def _installed() -> bool:
+def installed() -> bool:
     """Whether torchdeq 0.1.0 is there, after an attempt to install it."""
     if PUBLISHED.exists():
         return True
