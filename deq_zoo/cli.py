@@ -105,7 +105,7 @@ def _with_changes(preset: Preset, args: argparse.Namespace) -> Preset:
         settings.insert(0, f"task.data_dir={args.data_dir}")
     changed = with_settings(preset.with_deq(**given), settings)
     assert isinstance(changed, Preset)
-    return changed
+    return changed.with_deq()  # as --set has left it
 
 
 def _list(args: argparse.Namespace) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from deq_zoo.errors import ZooError
 from deq_zoo.optim import Adam, Optim
 from deq_zoo.task import Task
+from torchdeq import get_deq
 from torchdeq.registry import Registry, suggest
 
 #: Where each family's presets are defined; imported when one of them is asked for.
@@ -75,11 +76,10 @@ class Preset:
 
     def with_deq(self, **options: Any) -> Preset:
         """The preset with other options of the equilibrium, the paper's flags."""
-        if not options:
-            return self
         try:
             deq = self.task.deq.with_options(**options)
-        except (ValueError, TypeError) as error:
+            get_deq(deq)  # knows every name
+        except (ValueError, TypeError, KeyError) as error:
             raise ZooError(str(error)) from None
         return replace(self, task=replace(self.task, deq=deq))  # type: ignore[type-var]
 

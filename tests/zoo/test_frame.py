@@ -49,10 +49,10 @@ class TestValues:
     def test_settings_are_typed_and_may_be_shortened(self) -> None:
         changed = with_settings(
             toy(), ["f_max_iter=7", "task.width=4", "optim.lr=3e-4", "precision=bf16",
-                    "sizes=10,20", "data_dir=/x", "grad=1,2", "ift=true", "betas=(0.8, 0.9)"],
+                    "sizes=10,20", "data_dir=/x", "indexing=1,2", "ift=true", "betas=(0.8, 0.9)"],
         )  # fmt: skip
         assert changed.task.deq.f_max_iter == 7
-        assert changed.task.deq.grad == [1, 2]
+        assert changed.task.deq.indexing == [1, 2]
         assert changed.task.deq.ift is True
         assert (changed.task.width, changed.task.sizes) == (4, (10, 20))
         assert changed.optim.lr == 3e-4
@@ -281,7 +281,7 @@ class TestCommands:
         assert "mse: " in told
         assert json.loads(told.splitlines()[0])["of"] == 8
         assert Run.open(out).preset().task.deq == DEQConfig(
-            f_max_iter=20, f_tol=1e-4, ift=True, b_solver="gmres"
+            f_max_iter=20, f_tol=1e-4, on_failure="ignore", ift=True, b_solver="gmres"
         )
         page = (out / "report.html").read_text()
         assert "<h2>Examples</h2>" in page
@@ -303,6 +303,7 @@ class TestCommands:
             (["train", "tyo"], "unknown preset 'tyo'; did you mean 'toy'"),
             (["train", "toy", "--tau", "3"], "tau must lie in"),
             (["train", "toy", "--f_solver", "andersen"], "did you mean 'anderson'"),
+            (["train", "toy", "--set", "f_solver=andersen"], "did you mean 'anderson'"),
             (["list", "mdqe"], "unknown family 'mdqe'"),
             (["evaluate", str(tmp_path)], "not a run folder"),
             (["predict", str(tmp_path / "x"), "a.png"], "no run folder or checkpoint"),

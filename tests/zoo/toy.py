@@ -47,7 +47,9 @@ class ToyModel(nn.Module):
 class Toy(Task):
     score: ClassVar[Score] = Score("mse", higher_is_better=False)
 
-    deq: DEQConfig = field(default_factory=lambda: DEQConfig(f_max_iter=20, f_tol=1e-4))
+    deq: DEQConfig = field(
+        default_factory=lambda: DEQConfig(f_max_iter=20, f_tol=1e-4, on_failure="ignore")
+    )
     width: int = 8
     batch: int = 16
     data_dir: str | None = None
