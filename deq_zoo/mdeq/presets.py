@@ -87,9 +87,9 @@ def mdeq_quick() -> Preset:
     return Preset(
         task=task,
         optim=Adam(lr=0.015, weight_decay=1e-4, schedule=OneCycle(rise=0.3)),
-        epochs=7,
+        epochs=6,
         log_every=5,
-        eval_every=70,
+        eval_every=60,
     )
 
 
