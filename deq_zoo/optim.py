@@ -107,16 +107,17 @@ class SGD(Optim):
 
 @dataclass(frozen=True)
 class Adam(Optim):
-    """Adam, with decoupled weight decay if that is positive."""
+    """Adam; weight decay is decoupled from the gradient (AdamW), or added to it."""
 
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
+    decoupled: bool = True
     schedule: Schedule = Constant()
 
     def make(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        kind = torch.optim.AdamW if self.weight_decay else torch.optim.Adam
+        kind = torch.optim.AdamW if self.decoupled else torch.optim.Adam
         return kind(
             parameters,
             lr=self.lr,

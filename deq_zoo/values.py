@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from deq_zoo.errors import ZooError
+from torchdeq import DEQConfig
 from torchdeq.registry import suggest
 
 _TRUSTED = {"deq_zoo", "torchdeq"}  # packages whose classes a file may name
@@ -28,7 +29,10 @@ def to_data(value: Any) -> Any:
     """A configuration as JSON can hold it."""
     if is_dataclass(value) and not isinstance(value, type):
         kind = type(value)
-        held = {f.name: to_data(getattr(value, f.name)) for f in fields(value) if f.init}
+        names = [f.name for f in fields(value) if f.init]
+        if isinstance(value, DEQConfig):  # an option that was left alone is not the same as given
+            names = [name for name in names if name in value.given]
+        held = {name: to_data(getattr(value, name)) for name in names}
         return {"class": f"{kind.__module__}:{kind.__qualname__}", **held}
     if isinstance(value, (tuple, list)):
         return [to_data(item) for item in value]
@@ -116,6 +120,8 @@ def _complete(path: str, known: Mapping[str, Any]) -> str:
 def _with(value: Any, path: list[str], new: Any) -> Any:
     head, *rest = path
     try:
+        if isinstance(value, DEQConfig):
+            return value.with_options(**{head: new})
         return replace(value, **{head: _with(getattr(value, head), rest, new) if rest else new})
     except (ValueError, TypeError) as error:
         raise ZooError(f"{head}={new!r}: {error}") from None

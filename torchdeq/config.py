@@ -129,6 +129,11 @@ class DEQConfig:
             if f.init
         }
 
+    @property
+    def given(self) -> frozenset[str]:
+        """The options that were given, rather than left at their defaults."""
+        return self._given
+
     def get(self, key: str, default: Any = None) -> Any:
         """The option ``key`` if it was given, else ``default``; also for a program's own keys."""
         key = _current(key)

@@ -336,3 +336,13 @@ def test_evaluation_computes_a_weight_again_only_if_something_changed(norm: str)
     layer.eval()
     reset_norm(layer)
     assert layer.weight.requires_grad
+
+
+@every_norm
+def test_a_model_that_was_moved_can_be_copied(norm_type: str) -> None:
+    layer = normalised(norm_type).double()
+    twin = copy.deepcopy(layer)
+    reset_norm(layer)
+    reset_norm(twin)
+    torch.testing.assert_close(twin.weight, layer.weight)
+    assert twin.weight.dtype == torch.float64

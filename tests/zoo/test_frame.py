@@ -46,6 +46,13 @@ class TestValues:
         assert again.optim.schedule.at == (0.2, 0.8)
         assert again.task.deq.f_max_iter == 20
 
+    def test_options_that_were_left_alone_stay_so(self) -> None:
+        again = from_data(to_data(toy())).task.deq
+        assert again.given == toy().task.deq.given
+        assert again.get("norm_type", "mine") == "mine"
+        changed = with_settings(toy(), ["tau=0.5"]).task.deq
+        assert changed.given == again.given | {"tau"}
+
     def test_settings_are_typed_and_may_be_shortened(self) -> None:
         changed = with_settings(
             toy(), ["f_max_iter=7", "task.width=4", "optim.lr=3e-4", "precision=bf16",

@@ -64,8 +64,9 @@ class SpectralNorm(Norm):
         return parts
 
     def weight(self, parts: Parts, dim: int) -> Tensor:
-        # Copies: the next call, or DDP, writes into the buffers before this one's backward.
-        u, v = parts["u"].clone(), parts["v"].clone()
+        # Copies: the next call, or DDP, writes into the buffers before this one's backward. A copy
+        # of a model that was moved may still hold buffers of its former dtype.
+        u, v = (parts[suffix].to(parts["orig"], copy=True) for suffix in ("u", "v"))
         sigma = _stretch(_matrix(parts["orig"], dim), u, v)
         return self._scale(parts["orig"], sigma, parts.get("g"))
 
