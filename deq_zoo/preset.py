@@ -15,6 +15,7 @@ from torchdeq.registry import Registry, suggest
 
 #: Where each family's presets are defined; imported when one of them is asked for.
 FAMILIES = {
+    "ignn": "deq_zoo.ignn.presets",
     "mdeq": "deq_zoo.mdeq.presets",
 }
 

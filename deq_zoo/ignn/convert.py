@@ -1,0 +1,85 @@
+"""Weights of the authors' IGNN, in and out: the names are ours, a few tensors are only theirs.
+
+Their layers hold a ``bias`` that nothing uses, their graph classifier an ``Omega_2`` likewise, and
+their full-batch nets a start of zeros, ``X_0``. These are left out, and written as zeros.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from deq_zoo.errors import CheckpointError
+from deq_zoo.ignn.layers import ImplicitGraph
+
+POWER_STEPS = 15  # enough to turn a meaningless estimate of a spectral norm into one
+
+
+def from_authors(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state_dict of the authors as one of ``model``, which is not changed.
+
+    Where it would make a spectral norm zero or negative, as in their nets before training, the
+    estimate is put right with a warning.
+    """
+    expected = model.state_dict()
+    dropped = set(_only_theirs(model))
+    found = {k: v.detach().clone() for k, v in state.items() if k not in dropped}
+    found = {k: v for k, v in found.items() if not k.endswith("X_0")}
+    problems = [
+        *(f"it lacks {key}" for key in sorted(expected.keys() - found.keys())),
+        *(f"it has {key}, and the model has not" for key in sorted(found.keys() - expected.keys())),
+        *(
+            f"{key} is {tuple(found[key].shape)}, the model's is {tuple(expected[key].shape)}"
+            for key in sorted(found.keys() & expected.keys())
+            if found[key].shape != expected[key].shape
+        ),
+    ]
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise CheckpointError(
+            f"the weights do not fit this model: {'; '.join(problems[:3])}{more}. Build it with "
+            "their width, features, classes and norm_type"
+        )
+    mended = [key for key in found if key.endswith("_orig") and _mend(found, key)]
+    if mended:
+        warnings.warn(
+            f"{len(mended)} spectral norms were zero or negative, {mended[0]} first: their vectors "
+            f"were renewed by {POWER_STEPS} power iterations",
+            stacklevel=2,
+        )
+    return found
+
+
+def to_authors(model: nn.Module) -> dict[str, Tensor]:
+    """The weights of a model as the authors' programs read them, without ``X_0``."""
+    state = {key: value.detach().clone() for key, value in model.state_dict().items()}
+    like = next(iter(state.values()))
+    return state | {key: like.new_zeros(shape) for key, shape in _only_theirs(model).items()}
+
+
+def _only_theirs(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """Names and shapes of the authors' parameters that nothing depends on."""
+    found = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, ImplicitGraph):
+            prefix = f"{name}." if name else ""
+            found[f"{prefix}bias"] = (layer.out_features, 1)
+            if layer.Omega_2 is None:
+                found[f"{prefix}Omega_2"] = (layer.out_features, layer.in_features)
+    return found
+
+
+def _mend(state: dict[str, Tensor], key: str) -> bool:
+    """Renew u and v of a weight if they give a norm that is not positive."""
+    stem = key.removesuffix("_orig")
+    W, u, v = state[key], state[f"{stem}_u"], state[f"{stem}_v"]
+    if bool(u @ W @ v > 0) or not bool(W.any()):
+        return False
+    for _ in range(POWER_STEPS):
+        v = torch.nn.functional.normalize(W.mT @ u, dim=0)
+        u = torch.nn.functional.normalize(W @ v, dim=0)
+    state[f"{stem}_u"], state[f"{stem}_v"] = u, v
+    return True

@@ -1,0 +1,219 @@
+"""Graphs as the layers want them: sparse rows, both directions, several side by side.
+
+The weight ``A[i, j]`` belongs to the edge from node ``i`` to node ``j``; a layer multiplies by
+``A^T``, so messages flow along the edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from deq_zoo.ignn.sparse import Both, block_diagonal, multiply, perron_roots, sparse_rows
+
+MARGIN = 1e-5  # added to the Perron root, as published
+
+
+class Graphs(NamedTuple):
+    """One graph, or several as one block-diagonal adjacency; make it with :meth:`from_edges`.
+
+    A tuple of tensors: it moves to a device like any batch. The Perron root of each graph is
+    estimated once, when the graph is made, and goes wherever the graph goes.
+
+    Args:
+        incoming: (N, N) sparse rows of ``A^T``: what flows into each node.
+        outgoing: (N, N) sparse rows of ``A``: the same for gradients.
+        slots: (N,) place of each node in the padded ``(G * n_max)`` layout.
+        rho: (G,) largest eigenvalue of ``|A|`` of each graph, with a margin.
+        sizes: nodes of each graph.
+        alike: whether all graphs have the same ``rho``.
+    """
+
+    incoming: Tensor
+    outgoing: Tensor
+    slots: Tensor
+    rho: Tensor
+    sizes: tuple[int, ...]
+    alike: bool
+
+    @classmethod
+    def from_edges(
+        cls,
+        edge_index: Tensor,
+        nodes: int,
+        weight: Tensor | None = None,
+        sizes: Sequence[int] | None = None,
+        rho: float | None = None,
+    ) -> Graphs:
+        """A graph from its edges; edges given several times add up.
+
+        Args:
+            edge_index: (2, E) integers: sources, then targets.
+            nodes: how many there are.
+            weight: (E,) weights of the edges, 1 by default; constants to autograd.
+            sizes: nodes of each graph, in order, if there are several.
+            rho: the Perron root, if it is known.
+        """
+        sizes = (nodes,) if sizes is None else tuple(int(size) for size in sizes)
+        _check_edges(edge_index, nodes, weight, sizes)
+        source, target = edge_index.long()
+        if weight is None:
+            weight = torch.ones(len(source), device=source.device)
+        weight = weight.detach()
+        incoming = sparse_rows(target, source, weight, nodes)
+        outgoing = sparse_rows(source, target, weight, nodes)
+        slots = _slots(sizes).to(source.device)
+        if rho is None:
+            roots = perron_roots(incoming, sizes) + MARGIN
+        else:
+            roots = torch.full((len(sizes),), float(rho), dtype=torch.float64, device=source.device)
+        return cls(incoming, outgoing, slots, roots, sizes, _are_alike(roots))
+
+    @classmethod
+    def union(cls, parts: Sequence[Graphs]) -> Graphs:
+        """Graphs side by side, without edges between them; nothing is estimated again."""
+        if not parts:
+            raise ValueError("a union needs at least one graph")
+        if len(parts) == 1:
+            return parts[0]
+        sizes = tuple(size for part in parts for size in part.sizes)
+        rho = torch.cat([part.rho for part in parts])
+        alike = all(part.alike for part in parts) and _are_alike(rho)
+        return cls(
+            block_diagonal([part.incoming for part in parts]),
+            block_diagonal([part.outgoing for part in parts]),
+            _slots(sizes).to(rho.device),
+            rho,
+            sizes,
+            alike,
+        )
+
+    def __deepcopy__(self, memo: Any) -> Graphs:
+        """Torch copies sparse rows by ``clone`` only."""
+        return self._replace(**{name: getattr(self, name).clone() for name in self._fields[:4]})
+
+    @property
+    def nodes(self) -> int:
+        return self.incoming.shape[0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.incoming.dtype
+
+    def to(self, target: torch.device | torch.dtype) -> Graphs:
+        """On another device, or with weights of another dtype; ``rho`` keeps its own."""
+        if isinstance(target, torch.dtype):
+            if target == self.dtype:
+                return self
+            incoming, outgoing = self.incoming.to(target), self.outgoing.to(target)
+            return self._replace(incoming=incoming, outgoing=outgoing)
+        moved = {name: getattr(self, name).to(target) for name in self._fields[:4]}
+        return self._replace(**moved)
+
+    def with_rho(self, rho: float) -> Graphs:
+        """With one value for all graphs; the largest of several ties them as published."""
+        return self._replace(rho=torch.full_like(self.rho, rho), alike=True)
+
+    def propagate(self, x: Tensor) -> Tensor:
+        """``A^T x`` for (N, d), in the precision of the adjacency."""
+        return multiply(Both(self.incoming, self.outgoing), x.to(self.dtype)).to(x.dtype)
+
+    def pad(self, x: Tensor) -> Tensor:
+        """(N, d) as (G, n_max, d): one sample per graph, zeros where there is no node."""
+        graphs, most = len(self.sizes), max(self.sizes)
+        if graphs * most == self.nodes:
+            return x.reshape(graphs, most, x.shape[1])
+        blank = x.new_zeros(graphs * most, x.shape[1])
+        return blank.index_copy(0, self.slots, x).view(graphs, most, x.shape[1])
+
+    def gather(self, z: Tensor) -> Tensor:
+        """(G, n_max, d) as (N, d): the inverse of :meth:`pad`."""
+        flat = z.reshape(-1, z.shape[-1])
+        return flat if len(flat) == self.nodes else flat.index_select(0, self.slots)
+
+    def pool(self, x: Tensor) -> Tensor:
+        """(G, d) sums of (N, d) over the nodes of each graph."""
+        return self.pad(x).sum(dim=1)
+
+
+def as_graphs(graph: Any) -> Graphs:
+    """What :class:`Graphs`, a square sparse tensor, or PyG's ``Data`` and ``Batch`` describe.
+
+    The Perron roots are estimated at every call: convert once and keep the result. ``edge_weight``
+    of PyG's data counts, ``edge_attr`` does not.
+    """
+    if isinstance(graph, Graphs):
+        return graph
+    if isinstance(graph, Tensor):
+        if graph.layout == torch.strided or graph.dim() != 2 or graph.shape[0] != graph.shape[1]:
+            raise TypeError(
+                f"an adjacency is a square sparse tensor, got {tuple(graph.shape)} {graph.layout}; "
+                "call .to_sparse_csr() first"
+            )
+        edges = graph.to_sparse_coo().coalesce()
+        return Graphs.from_edges(edges.indices(), graph.shape[0], edges.values())
+    edge_index = getattr(graph, "edge_index", None)
+    if not isinstance(edge_index, Tensor):
+        raise TypeError(
+            "a graph comes as Graphs, as a sparse tensor, or as an object with edge_index and "
+            f"num_nodes like PyG's Data, got {type(graph).__name__}"
+        )
+    ends = getattr(graph, "ptr", None)
+    sizes = None if ends is None else [b - a for a, b in pairwise(ends.tolist())]
+    weight = getattr(graph, "edge_weight", None)
+    return Graphs.from_edges(edge_index, int(graph.num_nodes), weight, sizes)
+
+
+def normalised_edges(
+    edge_index: Tensor, nodes: int, weight: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    r"""Edges and weights of :math:`D^{-1/2} (A + I) D^{-1/2}`, with D the row sums of A + I."""
+    loops = torch.arange(nodes, device=edge_index.device).expand(2, -1)
+    edges = torch.cat((edge_index.long(), loops), dim=1)
+    if weight is None:
+        weight = torch.ones(edge_index.shape[1], device=edge_index.device)
+    values = torch.cat((weight, weight.new_ones(nodes))).double()
+    degree = values.new_zeros(nodes).index_add(0, edges[0], values)
+    scale = torch.where(degree > 0, degree.clamp_min(1e-300).rsqrt(), 0.0)
+    return edges, (scale[edges[0]] * values * scale[edges[1]]).to(weight.dtype)
+
+
+def _check_edges(
+    edge_index: Tensor, nodes: int, weight: Tensor | None, sizes: tuple[int, ...]
+) -> None:
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.is_floating_point():
+        raise ValueError(
+            f"edge_index must be (2, E) integers, got {tuple(edge_index.shape)} {edge_index.dtype}"
+        )
+    edges = edge_index.shape[1]
+    if weight is not None and (weight.shape != (edges,) or not weight.is_floating_point()):
+        raise ValueError(
+            f"weight must be one floating-point number for each of {edges} edges, got "
+            f"{tuple(weight.shape)} {weight.dtype}"
+        )
+    if sum(sizes) != nodes or min(sizes, default=0) < 0 or not sizes:
+        raise ValueError(f"the sizes of the graphs must add up to {nodes} nodes, got {sizes}")
+    if edges and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < nodes:
+        raise ValueError(
+            f"edges join nodes 0 to {nodes - 1}, got {int(edge_index.min())} to "
+            f"{int(edge_index.max())}"
+        )
+    if edges and len(sizes) > 1:
+        owner = torch.repeat_interleave(torch.tensor(sizes, device=edge_index.device))
+        ends = owner[edge_index.long()]
+        if not torch.equal(ends[0], ends[1]):
+            raise ValueError("an edge joins two of the graphs: check the sizes and their order")
+
+
+def _are_alike(rho: Tensor) -> bool:
+    return bool((rho == rho[0]).all())
+
+
+def _slots(sizes: tuple[int, ...]) -> Tensor:
+    most = max(sizes)
+    places = [torch.arange(size) + k * most for k, size in enumerate(sizes)]
+    return torch.cat(places)

@@ -1,0 +1,39 @@
+"""Accuracy and F1 in percent, from torchmetrics."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def accuracy(logits: Tensor, y: Tensor) -> float:
+    """Share of right classes."""
+    from torchmetrics.functional.classification import multiclass_accuracy
+
+    if not len(y):
+        return float("nan")
+    classes = logits.shape[1]
+    return 100 * float(multiclass_accuracy(logits, y, num_classes=classes, average="micro"))
+
+
+def f1_scores(split: str, marked: Tensor, y: Tensor) -> dict[str, float]:
+    """Micro-F1, over all labels of all nodes at once, and macro-F1, the mean over labels.
+
+    Args:
+        split: put before the names.
+        marked: (N, C) which labels are predicted.
+        y: (N, C) which are right.
+    """
+    from torchmetrics.functional.classification import multilabel_f1_score
+
+    found = {}
+    for average in ("micro", "macro"):
+        value = multilabel_f1_score(marked.int(), y.int(), y.shape[1], average=average)
+        found[f"{split}_{average}_f1"] = 100 * float(value)
+    return found
+
+
+def oracle_labels(logits: Tensor, y: Tensor) -> Tensor:
+    """(N, C) for each node as many of its largest logits as it has labels: none for none."""
+    rank = logits.argsort(dim=1, descending=True).argsort(dim=1)
+    return rank < y.sum(dim=1, keepdim=True).to(torch.int64)

@@ -1,0 +1,165 @@
+"""Tasks and presets: what is learnt, judged, drawn and saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deq_zoo.ignn.presets  # noqa: F401
+from deq_zoo.cli import main
+from deq_zoo.ignn import IGNNConfig
+from deq_zoo.ignn.data import random_graphs
+from deq_zoo.ignn.metrics import accuracy, f1_scores, oracle_labels
+from deq_zoo.ignn.set_task import GraphClassTask, TissueTask
+from deq_zoo.ignn.task import NodeLabelTask, NodeTask
+from deq_zoo.preset import PRESETS, find_preset
+from deq_zoo.task import Shard
+from deq_zoo.values import from_data, to_data
+from torchdeq import DEQConfig
+
+CPU = torch.device("cpu")
+NAMES = sorted(name for name in PRESETS if name.startswith("ignn"))
+
+
+def test_every_preset_goes_to_a_file_and_back() -> None:
+    assert {"ignn-quick", "ignn-smoke", "ignn-ppi-large"} <= set(NAMES)
+    for name in NAMES:
+        preset = find_preset(name)
+        assert from_data(json.loads(json.dumps(to_data(preset)))) == preset
+        assert preset.task.score.name.startswith("val_")  # never chosen by what it is judged by
+
+
+def test_the_smoke_preset_trains_and_reports(tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "run"
+    assert main(["train", "ignn-smoke", "--cpu", "--out", str(out)]) == 0
+    told = capsys.readouterr().out
+    assert "val_accuracy" in told
+    assert "test_accuracy" in told
+    assert "<h2>Examples</h2>" in (out / "report.html").read_text()
+    assert {"states", "graphs"} <= {p.stem for p in (out / "pictures").glob("*.png")}
+    assert main(["evaluate", str(out), "--cpu"]) == 0
+
+
+def small(**changes: Any) -> NodeTask:
+    options: dict[str, Any] = {
+        "net": IGNNConfig(width=8, kappa=0.9, dropout=0.0, unit=True, start="zeros"),
+        "deq": DEQConfig(norm_type="none", ift=True, f_max_iter=40, f_tol=0.0, b_tol=0.0),
+        "length": 8,
+    }
+    return NodeTask(**(options | changes))
+
+
+def fit(task: Any, epochs: int, lr: float = 0.02) -> Any:
+    model = task.build()
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    carry = None
+    for step in range(epochs):
+        loss = task.loss(model, task.train_batch(step, 0, Shard()), carry)
+        carry = loss.carry and [z.detach() for z in loss.carry]
+        optimizer.zero_grad()
+        loss.value.backward()
+        optimizer.step()
+        task.after_step(model)
+    with torch.no_grad():
+        return model, task.evaluate(model.eval(), CPU, False).metrics
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_chains_are_learnt_to_their_ends(warm: bool) -> None:
+    _, metrics = fit(small(warm=warm), 40)
+    assert metrics["val_accuracy"] > 95
+    assert metrics["test_accuracy"] > 95
+
+
+def test_after_every_step_the_parameters_are_in_their_ball() -> None:
+    task = small()
+    model, _ = fit(task, 3)
+    radius = 0.9 / task.least_rho
+    assert bool((model.ig1.W.abs().sum(1) <= radius * (1 + 1e-6)).all())
+    normed = small(deq=DEQConfig(norm_type="weight_norm", f_max_iter=5, on_failure="ignore"))
+    fit(normed, 2)
+
+
+def test_shards_share_the_training_nodes() -> None:
+    task = small(length=10)
+    parts = [task.train_batch(0, 0, Shard(rank, 2)) for rank in range(2)]
+    assert sorted(torch.cat(parts).tolist()) == sorted(task.nodes.train.tolist())
+
+
+def test_labels_of_nodes_of_one_graph(tmp_path: Path) -> None:
+    n = 12
+    ring = "\n".join(f"{k} {(k + 1) % n}" for k in range(n))
+    files = {
+        "adj_list.txt": ring, "meta.txt": f"{n} 2",
+        "label.txt": "\n".join("1 0" if k < 6 else "1 1" for k in range(n)),
+        "train_idx-0.06.txt": "\n".join(map(str, range(11))), "test_idx.txt": "11\n",
+    }  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    task = NodeLabelTask(data_dir=str(tmp_path), net=IGNNConfig(width=4, dropout=0.0))
+    model, metrics = fit(task, 30)
+    assert set(metrics) == {"val_micro_f1", "val_macro_f1", "test_micro_f1", "test_macro_f1"}
+    assert [p.name for p in task.pictures(model, CPU)] == ["labels"]
+
+
+def test_tissues_are_batched_judged_and_drawn() -> None:
+    task = TissueTask(net=IGNNConfig(width=2, kappa=0.9), deq=DEQConfig(norm_type="none"))
+    made = random_graphs(6)
+    y = torch.nn.functional.one_hot(torch.arange(len(made.x)) % 2).float()
+    made = type(made)(made.edges, made.sizes, made.x, y, (0, 1, 2, 3), (4,), (5,))
+    task.__dict__["examples"] = made  # in place of files
+    (part,) = task.train_batch(0, 0, Shard())
+    assert len(part.x) == part.graph.nodes == len(part.y)
+    model, metrics = fit(task, 8, lr=0.05)
+    assert set(metrics) == {"val_micro_f1", "val_macro_f1", "test_micro_f1", "test_macro_f1"}
+    assert [p.name for p in task.pictures(model, CPU)] == ["labels"]
+    assert task.samples([part]) == 1
+
+
+def test_rings_and_stars_are_told_apart() -> None:
+    task = GraphClassTask(
+        data="rings", batch=20, folds=4, net=IGNNConfig(width=8, dropout=0.0),
+        deq=DEQConfig(norm_type="none", ift=True, f_stop_mode="rel"),
+    )  # fmt: skip
+    _, metrics = fit(task, 25)
+    assert metrics["val_accuracy"] > 80
+
+
+def test_parts_of_similar_sizes_give_the_loss_of_the_whole_batch() -> None:
+    task = GraphClassTask(data="rings", folds=4, net=IGNNConfig(width=4, dropout=0.0))
+    made = random_graphs(6)
+    sizes = (4, 9, 2, 5, 3, 8)  # parts by doubling: 2 3 4, 5 8 9
+    edges = torch.tensor([[0, 4, 13, 15, 20, 23], [1, 5, 14, 16, 21, 24]])
+    made = type(made)(edges, sizes, torch.randn(31, 2), torch.arange(6) % 2)
+    task.__dict__["examples"] = made.split(3, 0, 0)
+    parts = task.collate(range(6))
+    assert [part.graph.sizes for part in parts] == [(2, 3, 4), (5, 8, 9)]
+    model = task.build()
+    torch.testing.assert_close(
+        task.loss(model, parts, None).value, task.loss(model, [task.join(range(6))], None).value
+    )
+
+
+def test_a_config_from_a_file_builds_the_same_network() -> None:
+    task = small(deq=DEQConfig(f_max_iter=5))  # which says nothing about a norm
+    again = from_data(to_data(task))
+    assert task.build().state_dict().keys() == again.build().state_dict().keys()
+
+
+def test_metrics_by_their_definitions() -> None:
+    logits = torch.tensor([[3.0, 1, 2], [0, 5, 1], [1, 2, 3], [2, 1, 0]])
+    y = torch.tensor([[1, 0, 1], [0, 1, 0], [0, 0, 0], [1, 1, 1]])
+    marked = oracle_labels(logits, y)
+    assert marked.int().tolist() == y.tolist()  # no label where there is none
+    assert accuracy(logits, torch.tensor([0, 1, 0, 0])) == pytest.approx(75.0)
+    guess = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 0, 0], [0, 1, 0]])
+    found = f1_scores("test", guess, y)
+    assert found["test_micro_f1"] == pytest.approx(100 * 2 * 3 / (2 * 3 + 1 + 3))
+    per_class = [2 * 1 / (2 * 1 + 1 + 1), 1.0, 0.0]  # the last one is never guessed
+    assert found["test_macro_f1"] == pytest.approx(100 * sum(per_class) / 3)
+    empty = f1_scores("test", torch.zeros(2, 2), torch.zeros(2, 2))
+    assert empty == {"test_micro_f1": 0.0, "test_macro_f1": 0.0}
