@@ -52,11 +52,13 @@ class Checkpoint:
             save_file(tensors, part, {"format": _FORMAT, "state": json.dumps(header)})
             with part.open("rb") as file:
                 os.fsync(file.fileno())
+            part.chmod(0o666 & ~_umask())
             part.replace(path)
         except (OSError, SafetensorError) as error:
             part.unlink(missing_ok=True)
             raise CheckpointError(
-                f"could not write {path}: {error}; an earlier checkpoint there is intact"
+                f"could not write {path}: {error}"
+                + ("; the checkpoint that was there is intact" if path.exists() else "")
             ) from None
 
     @classmethod
@@ -74,10 +76,20 @@ class Checkpoint:
             raise CheckpointError(
                 f"{path} is not a checkpoint of this zoo; `deq-zoo convert` reads released weights"
             )
-        header = json.loads(metadata["state"])
         names = ("model", "optimizer", "carry", "randomness")
-        held = {name: _restore(header[name], tensors) for name in names}
-        return cls(step=header["step"], notes=header["notes"], config=header["config"], **held)
+        try:
+            header = json.loads(metadata["state"])
+            held = {name: _restore(header[name], tensors) for name in names}
+            return cls(step=header["step"], notes=header["notes"], config=header["config"], **held)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"the header of {path} is damaged: {error!r}") from None
+
+
+def _umask() -> int:
+    """The process's mask for new files, which can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def random_state() -> dict[str, Any]:
@@ -108,6 +120,8 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
 def _strip(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """The structure of a value, its tensors moved into ``tensors``."""
     if isinstance(value, Tensor):
+        if path in tensors:  # {"a.b": ...} beside {"a": {"b": ...}}
+            path = f"{path}#{len(tensors)}"
         # A copy of its own: safetensors refuses tensors that share memory.
         tensors[path] = value.detach().to("cpu", copy=True).contiguous()
         return {"tensor": path}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (error.name or "").split(".")[0] in ("deq_zoo", "torchdeq"):
             raise
         print(f"deq-zoo: {error.name} is not installed; this command {_NEEDS}", file=sys.stderr)
+    except BrokenPipeError:  # the reader of our output has gone
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        return 1
+    except OSError as error:
+        print(f"deq-zoo: {error}", file=sys.stderr)
     except KeyboardInterrupt:
         print("deq-zoo: interrupted", file=sys.stderr)
         return 130
@@ -71,6 +78,8 @@ def make_parser() -> argparse.ArgumentParser:
         sub.add_argument("--last", action="store_true", help="the last weights, not the best")
         sub.add_argument("--cpu", action="store_true", help="do not use an accelerator")
     _add_settings(evaluate)
+    for sub in (predict, report):
+        sub.add_argument("--data-dir", help="folder with the data set's files, if it has moved")
     predict.add_argument("files", nargs="+", type=Path)
     predict.add_argument("--out", type=Path, help="folder for what is written")
     sample.add_argument("--out", type=Path, default=Path("samples"), help="folder for the results")
@@ -79,6 +88,7 @@ def make_parser() -> argparse.ArgumentParser:
     convert.add_argument("file", type=Path)
     convert.add_argument("--preset", required=True, help="the preset they belong to")
     convert.add_argument("--out", type=Path, help="file to write (default: FILE.safetensors)")
+    convert.add_argument("--force", action="store_true", help="replace the file to write")
     return parser
 
 
@@ -100,12 +110,19 @@ def _with_changes(preset: Preset, args: argparse.Namespace) -> Preset:
     from torchdeq import DEQConfig
 
     given = {name: value for name, value in vars(args).items() if name in DEQConfig.names()}
-    settings = list(args.set)
-    if args.data_dir is not None:
-        settings.insert(0, f"task.data_dir={args.data_dir}")
-    changed = with_settings(preset.with_deq(**given), settings)
+    changed = with_settings(_moved(preset.with_deq(**given), args), args.set)
     assert isinstance(changed, Preset)
     return changed.with_deq()  # as --set has left it
+
+
+def _moved(preset: Preset, args: argparse.Namespace) -> Preset:
+    """The preset with its data where the command line says it is."""
+    if args.data_dir is None:
+        return preset
+    if not hasattr(preset.task, "data_dir"):
+        raise ZooError(f"{type(preset.task).__name__} reads no files: drop --data-dir")
+    task = replace(preset.task, data_dir=str(Path(args.data_dir).absolute()))  # type: ignore[type-var]
+    return replace(preset, task=task)
 
 
 def _list(args: argparse.Namespace) -> None:
@@ -135,36 +152,59 @@ def _info(args: argparse.Namespace) -> None:
 
 def _train(args: argparse.Namespace) -> int:
     from deq_zoo.run import Run
-    from deq_zoo.train import train
+    from deq_zoo.train import make_accelerator, start_run, train
 
     out = args.out or Path("runs") / args.name
+    if args.resume and args.force:
+        raise ZooError("--resume goes on with a run, --force replaces it: choose one")
     if args.resume:
         run = Run.open(out)
         if run.name != args.name:
             raise ZooError(f"{out} holds a run of {run.name}, not of {args.name}")
-        preset = run.preset()
+        preset = _moved(run.preset(), args)
         if _with_changes(preset, args) != preset:
-            raise ZooError("a resumed run keeps its settings: drop --set, --data-dir and flags")
+            raise ZooError("a resumed run keeps its settings: drop --set and flags")
     else:
         preset = _with_changes(find_preset(args.name), args)
-        assert preset.task.steps_per_epoch  # opens the data: what is missing is told first
-        run = Run.create(out, args.name, preset, args.force)
+    assert preset.task.steps_per_epoch  # opens the data: what is missing is told first
+    accelerator = make_accelerator(preset, args.cpu)
+    if not args.resume:
+        _try_to_build(preset)
+        run = start_run(out, args.name, preset, args.force, accelerator)
     result = train(
-        run, preset, resume=args.resume, quiet=args.quiet, cpu=args.cpu,
-        max_seconds=args.max_seconds,
+        run, preset, resume=args.resume, quiet=args.quiet, max_seconds=args.max_seconds,
+        accelerator=accelerator,
     )  # fmt: skip
-    if result.interrupted:
+    if not result.main:
+        return 0
+    if not result.finished:
         print(f"stopped at step {result.step} of {result.steps}; --resume goes on from {out}")
-        return 128 + result.interrupted
+        if result.interrupted:
+            return 128 + result.interrupted
     if not args.no_report:
         from deq_zoo.report import write_report
 
-        write_report(run)
+        write_report(run, preset)
     _print_result(preset, result.metrics, run)
     return 0
 
 
+def _try_to_build(preset: Preset) -> None:
+    """Settings that do not fit together are told before a folder is made or replaced."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        try:
+            model = preset.task.build()
+            preset.optim.make(p for p in model.parameters() if p.requires_grad)
+        except (ValueError, TypeError, KeyError, RuntimeError) as error:
+            raise ZooError(f"this preset cannot be built: {error}") from None
+
+
 def _print_result(preset: Preset, metrics: dict[str, float], run: Any) -> None:
+    if not sys.stdout.isatty():
+        print(json.dumps({"run": str(run.path), **metrics}))
+        return
     for name, value in metrics.items():
         print(f"{name}: {value:.4g}")
     if preset.target is not None:
@@ -184,20 +224,22 @@ def _open(args: argparse.Namespace) -> tuple[Any, Preset, Any]:
 
 
 def _evaluate(args: argparse.Namespace) -> None:
-    from deq_zoo.evaluate import evaluate
+    from deq_zoo.evaluate import evaluate, load_weights
 
     model, preset, device = _open(args)
     changed = _with_changes(preset, args)
     if changed != preset:
         weights = model.state_dict()
+        _try_to_build(changed)
         model = changed.task.build().to(device)
-        model.load_state_dict(weights)
+        load_weights(model, weights, str(args.run))
     found = evaluate(changed.task, model, device, thorough=True)
     print(json.dumps({"metrics": dict(found.metrics), "solver": found.solver.summary()}, indent=1))
 
 
 def _predict(args: argparse.Namespace) -> None:
     model, preset, device = _open(args)
+    preset = _moved(preset, args)
     missing = [str(file) for file in args.files if not file.exists()]
     if missing:
         raise ZooError(f"no such file: {', '.join(missing)}")
@@ -221,6 +263,8 @@ def _convert(args: argparse.Namespace) -> None:
     from deq_zoo.convert import convert_file
 
     out = args.out or args.file.with_suffix(".safetensors")
+    if out.exists() and not args.force:
+        raise ZooError(f"{out} exists already: choose another --out, or replace it with --force")
     count = convert_file(args.file, find_preset(args.preset), args.preset, out)
     print(f"{count} tensors written to {out}")
 
@@ -230,5 +274,5 @@ def _report(args: argparse.Namespace) -> None:
     from deq_zoo.run import Run
 
     run = Run.open(args.run)
-    write_report(run)
+    write_report(run, _moved(run.preset(), args))
     print(run.report)

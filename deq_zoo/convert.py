@@ -37,7 +37,10 @@ def read_state(source: Path) -> dict[str, Tensor]:
     try:
         held: Any = load_file(source) if source.suffix == ".safetensors" else _unpickle(source)
     except (OSError, SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        raise CheckpointError(f"{source} cannot be read as weights: {error}") from None
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise CheckpointError(
+            f"{source} cannot be read as weights: {reason} (only tensors are read, nothing is run)"
+        ) from None
     return bare_state(held, str(source))
 
 

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from deq_zoo.checkpoint import Checkpoint, random_state, restore_random_state
 from deq_zoo.errors import CheckpointError, ZooError
 from deq_zoo.preset import Preset
-from deq_zoo.run import Run
+from deq_zoo.run import Run, read_preset
 from deq_zoo.task import Evaluation, Task
-from deq_zoo.values import from_data
 
 
-def evaluate(task: Task, model: nn.Module, device: torch.device, thorough: bool) -> Evaluation:
+def evaluate(
+    task: Task, model: nn.Module, device: torch.device, thorough: bool = True
+) -> Evaluation:
     """The task's own evaluation, without gradients, in evaluation mode.
 
     Random generators are as before afterwards: evaluating does not change how training goes on.
@@ -47,9 +48,7 @@ def open_model(path: Path, best: bool = True) -> tuple[nn.Module, Preset]:
         held = Checkpoint.load(path)
     else:
         raise ZooError(f"there is no run folder or checkpoint at {path}")
-    preset = from_data(held.config["preset"])
-    if not isinstance(preset, Preset):
-        raise CheckpointError(f"{path} does not say which preset it belongs to")
+    preset = read_preset(held.config, str(path))
     with torch.random.fork_rng(devices=[]):
         model = preset.task.build()
     load_weights(model, held.model, str(path))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import cos, pi
+from math import cos, inf, pi
 
 import torch
 from torch import nn
@@ -71,6 +71,14 @@ class Optim(ABC):
 
     lr: float
     schedule: Schedule
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, float) and not 0 <= value < inf:
+                raise ValueError(f"{name} must be finite and at least 0, got {value}")
+        betas = getattr(self, "betas", (0.0, 0.0))
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")
 
     @abstractmethod
     def make(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

@@ -69,16 +69,34 @@ class Preset:
         for name in ("accumulate", "log_every", "save_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("steps", "epochs", "eval_every", "clip"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must be a number from 0 to 2**32 - 1, got {self.seed}")
+
+    @property
+    def updates_per_epoch(self) -> int:
+        """Steps of the optimiser in one pass through the data."""
+        return max(1, self.task.steps_per_epoch // self.accumulate)
 
     @property
     def total_steps(self) -> int:
         """Updates of the whole run; looks at the data if it is given in epochs."""
-        return self.steps or self.epochs * self.task.steps_per_epoch // self.accumulate
+        return self.steps or self.epochs * self.updates_per_epoch
 
     def with_deq(self, **options: Any) -> Preset:
-        """The preset with other options of the equilibrium, the paper's flags."""
+        """The preset with other options of the equilibrium, the paper's flags.
+
+        Another solver does not inherit the options of the one it replaces.
+        """
+        deq = self.task.deq
+        for side in ("f", "b"):
+            name = options.get(f"{side}_solver")
+            if name is not None and name != getattr(deq, f"{side}_solver"):
+                options.setdefault(f"{side}_solver_kwargs", {})
         try:
-            deq = self.task.deq.with_options(**options)
+            deq = deq.with_options(**options)
             get_deq(deq)  # knows every name
         except (ValueError, TypeError, KeyError) as error:
             raise ZooError(str(error)) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import sys
 import time
 from types import TracebackType
@@ -10,6 +10,9 @@ from typing import Any, Protocol, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+from deq_zoo.run import as_json
 
 
 class Display(Protocol):
@@ -18,7 +21,7 @@ class Display(Protocol):
     def __enter__(self) -> Self: ...
     def __exit__(self, *error: Any) -> None: ...
     def step(self, step: int, values: dict[str, float]) -> None: ...
-    def say(self, text: str) -> None: ...
+    def judged(self, step: int, metrics: dict[str, float], solver: dict[str, Any]) -> None: ...
 
 
 def make_display(steps: int, start: int, quiet: bool) -> Display:
@@ -40,12 +43,12 @@ class Silent:
     def step(self, step: int, values: dict[str, float]) -> None:
         pass
 
-    def say(self, text: str) -> None:
+    def judged(self, step: int, metrics: dict[str, float], solver: dict[str, Any]) -> None:
         pass
 
 
 class Lines(Silent):
-    """One JSON object per line, at most one a second, for files and pipes."""
+    """One JSON object per line, training at most once a second, for files and pipes."""
 
     def __init__(self, steps: int) -> None:
         self.steps, self._told = steps, 0.0
@@ -53,26 +56,38 @@ class Lines(Silent):
     def step(self, step: int, values: dict[str, float]) -> None:
         if time.monotonic() - self._told >= 1 or step == self.steps:
             self._told = time.monotonic()
-            rounded = {k: float(f"{v:.4g}") for k, v in values.items()}
-            print(json.dumps({"step": step, "of": self.steps, **rounded}), flush=True)
+            self._print({"step": step, "of": self.steps, **values})
 
-    def say(self, text: str) -> None:
-        print(text, flush=True)
+    def judged(self, step: int, metrics: dict[str, float], solver: dict[str, Any]) -> None:
+        told = {"nfe": solver["nfe"], "residual": solver["residual"]}
+        self._print({"step": step, "of": self.steps, **metrics, **told})
+
+    def _print(self, values: dict[str, Any]) -> None:
+        rounded = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in values.items()}
+        try:
+            print(as_json(rounded), flush=True)
+        except BrokenPipeError:  # nobody listens any more: go on in silence
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+
+
+_SHORT = {"samples_per_s": "/s", "residual": "res", "train_accuracy": "acc"}
 
 
 class Live:
     """A progress bar with the latest numbers."""
 
     def __init__(self, steps: int, start: int) -> None:
+        numbers = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self._progress = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=12),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[told]}"),
             TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[told]}", table_column=numbers),
             console=Console(),
+            expand=True,
         )
-        self._task = self._progress.add_task("training", total=steps, completed=start, told="")
+        self._task = self._progress.add_task("", total=steps, completed=start, told="")
+        self._score = ""
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -87,8 +102,15 @@ class Live:
         self._progress.stop()
 
     def step(self, step: int, values: dict[str, float]) -> None:
-        told = "  ".join(f"{name} {value:.3g}" for name, value in values.items() if name != "lr")
-        self._progress.update(self._task, completed=step, told=told)
+        shown = {k: v for k, v in values.items() if k != "lr"}
+        told = " ".join(f"{_SHORT.get(name, name)} {value:.3g}" for name, value in shown.items())
+        self._progress.update(self._task, completed=step, told=f"{self._score}{told}")
 
-    def say(self, text: str) -> None:
-        self._progress.console.print(text, highlight=False)
+    def judged(self, step: int, metrics: dict[str, float], solver: dict[str, Any]) -> None:
+        told = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        self._progress.console.print(
+            f"step {step}: {told}  nfe {solver['nfe']:.3g}  residual {solver['residual']:.2g}",
+            highlight=False,
+        )
+        name, value = next(iter(metrics.items()))
+        self._score = f"{name} {value:.3g} | "

@@ -18,7 +18,8 @@ class SolverRecord:
 
     samples: int = 0
     nfe: float = 0.0  # summed over samples
-    residual: float = 0.0  # relative, summed over samples
+    residual: float = 0.0  # relative, summed over samples where it is finite
+    finite: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
     radii: list[float] = field(default_factory=list)
     _traces: list[Tensor] = field(default_factory=list)
@@ -29,7 +30,8 @@ class SolverRecord:
         n = len(rel)
         self.samples += n
         self.nfe += stats.nfe * n
-        self.residual += float(rel.nan_to_num(0.0, 0.0, 0.0).sum())
+        self.residual += float(rel[rel.isfinite()].sum())
+        self.finite += int(rel.isfinite().sum())
         self.statuses.update(Status(code).name for code in stats.status.tolist())
         if stats["rel_trace"].dim() == 2 and stats["rel_trace"].shape[0] == n:
             self._traces.append(stats["rel_trace"].detach().double().cpu())
@@ -49,7 +51,7 @@ class SolverRecord:
         n = max(1, self.samples)
         told: dict[str, Any] = {
             "nfe": self.nfe / n,
-            "residual": self.residual / n,
+            "residual": self.residual / self.finite if self.finite else float("nan"),
             "statuses": dict(self.statuses),
             "trace": self.trace(),
         }

@@ -12,6 +12,7 @@ import torch
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
+from deq_zoo.errors import CheckpointError, DataError
 from deq_zoo.evaluate import open_model
 from deq_zoo.preset import Preset
 from deq_zoo.run import Run, write_atomically
@@ -35,18 +36,36 @@ td{border:1px solid #e3e3df;padding:4px 10px;font-family:ui-monospace,monospace}
 """
 
 
-def write_report(run: Run) -> None:
-    """Draw the curves and the task's examples, and write the report."""
-    preset = run.preset()
-    evaluations, steps = list(run.lines("eval")), list(run.lines("train"))
+def write_report(run: Run, preset: Preset | None = None) -> None:
+    """Draw the curves and the task's examples, and write the report.
+
+    Args:
+        run: the run.
+        preset: its own, or one whose data lies elsewhere.
+    """
+    preset = run.preset() if preset is None else preset
+    lines = list(run.lines())
+    evaluations = [line for line in lines if line["kind"] == "eval"]
+    steps = thinned([line for line in lines if line["kind"] == "train"])
     curves = [*_training(steps), *_scores(evaluations, preset), *_solver(evaluations, steps)]
-    with torch.random.fork_rng(devices=[]):
-        model, _ = open_model(run.path)
-        examples = preset.task.pictures(model, torch.device("cpu"))
+    missing = ""
+    examples: list[Picture] = []
+    try:
+        with torch.random.fork_rng(devices=[]):
+            model, _ = open_model(run.path)
+            examples = preset.task.pictures(model, torch.device("cpu"))
+    except (DataError, CheckpointError) as error:
+        missing = str(error)
     for picture in (*curves, *examples):
         write_atomically(run.pictures / f"{picture.name}.png", picture.png)
-    page = _page(run, preset, evaluations, steps, curves, examples)
+    page = _page(run, preset, evaluations, steps, curves, examples, missing)
     write_atomically(run.report, page)
+
+
+def thinned(lines: list[dict[str, Any]], most: int = 2000) -> list[dict[str, Any]]:
+    """As many lines as a curve can show, the last one among them."""
+    gap = -(-len(lines) // most) or 1
+    return lines[(len(lines) - 1) % gap :: gap] if lines else []
 
 
 def to_png(figure: Figure) -> bytes:
@@ -163,7 +182,7 @@ def _radius(evaluations: list[dict[str, Any]]) -> list[Picture]:
         for line in evaluations
         if "spectral_radius" in line["solver"]
     ]
-    if len(found) < 2:
+    if not found:
         return []
     series = [("radius", [s for s, _ in found], [v for _, v in found])]
     caption = "Spectral radius of the Jacobian at the equilibrium."
@@ -177,6 +196,7 @@ def _page(
     steps: list[dict[str, Any]],
     curves: list[Picture],
     examples: list[Picture],
+    missing: str,
 ) -> str:
     cards = "".join(
         f"<div class=card><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>"
@@ -193,6 +213,7 @@ def _page(
         f"<p class=sub>{html.escape(type(preset.task).__name__)}, seed {preset.seed}</p>",
         f"<div class=cards>{cards}</div>",
         f"<h2>Examples</h2><div class=grid>{_figures(examples, 'wide')}</div>" if examples else "",
+        f"<p>No examples: {html.escape(missing)}</p>" if missing else "",
         f"<h2>Training and solver</h2><div class=grid>{_figures(curves, '')}</div>",
         f"<h2>Configuration</h2><table>{rows}</table>",
         "</main></body></html>",
@@ -220,7 +241,7 @@ def _facts(
         facts.append((f"published {preset.target.metric}", f"{preset.target.value}"))
     if steps:
         facts.append(("steps", str(steps[-1]["step"])))
-        facts.append(("samples per second", f"{steps[-1]['samples_per_s']:.3g}"))
+        facts.append(("samples per second", f"{steps[-1].get('samples_per_s', 0):.3g}"))
     return facts
 
 

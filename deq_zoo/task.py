@@ -6,6 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -27,12 +28,12 @@ class Score(NamedTuple):
     higher_is_better: bool = True
 
     def better(self, new: float, old: float | None) -> bool:
-        if old is None:
+        """Whether to prefer ``new``; a number that is none never wins."""
+        if not isfinite(new):
+            return False
+        if old is None or not isfinite(old):
             return True
         return new > old if self.higher_is_better else new < old
-
-    def show(self, value: float) -> str:
-        return f"{self.name} {value:.4g}{' ' if self.unit and self.unit != '%' else ''}{self.unit}"
 
 
 class Shard(NamedTuple):

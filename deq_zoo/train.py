@@ -10,17 +10,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import count
+from math import isfinite
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.state import AcceleratorState
+from accelerate.utils import gather_object, set_seed
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from deq_zoo.checkpoint import Checkpoint, random_state, restore_random_state
+from deq_zoo.errors import ZooError
 from deq_zoo.evaluate import evaluate, load_weights
 from deq_zoo.preset import Preset
 from deq_zoo.progress import Display, make_display
@@ -40,10 +43,28 @@ class Result:
     metrics: dict[str, float]
     interrupted: int = 0  # the signal that stopped it
     seconds: float = 0.0
+    main: bool = True  # whether this process speaks for the run
 
     @property
     def finished(self) -> bool:
         return self.step >= self.steps
+
+
+def start_run(out: Path, name: str, preset: Preset, force: bool, accelerator: Accelerator) -> Run:
+    """The run's folder, made by one process for all."""
+    if accelerator.is_main_process:
+        Run.create(out, name, preset, force)
+    accelerator.wait_for_everyone()
+    return Run.open(out)
+
+
+def make_accelerator(preset: Preset, cpu: bool) -> Accelerator:
+    """The devices and the precision of a run."""
+    AcceleratorState._reset_state()  # another run of this process may have had another precision
+    accelerator = Accelerator(mixed_precision=preset.precision, cpu=cpu)
+    if preset.precision == "fp16" and accelerator.device.type == "cpu":
+        raise ZooError("fp16 needs an accelerator: use precision=bf16, or none, on a CPU")
+    return accelerator
 
 
 def train(
@@ -54,16 +75,16 @@ def train(
     quiet: bool = False,
     cpu: bool = False,
     max_seconds: float | None = None,
+    accelerator: Accelerator | None = None,
 ) -> Result:
     """Train, evaluate, log and save until the preset's steps are done.
 
     Ctrl-C and SIGTERM end the run after the step at work, with a checkpoint. ``max_seconds`` ends
-    it likewise. The result of a resumed run is that of an uninterrupted one, bit for bit.
+    it likewise. The result of a resumed run is that of an uninterrupted one, bit for bit. A run
+    that was killed before its first checkpoint begins anew.
     """
-    accelerator = Accelerator(mixed_precision=preset.precision, cpu=cpu)
-    set_seed(preset.seed)
-    trainer = Trainer(run, preset, accelerator)
-    if resume:
+    trainer = Trainer(run, preset, accelerator or make_accelerator(preset, cpu))
+    if resume and run.last.exists():
         trainer.resume()
     else:
         trainer.save(run.last)
@@ -80,9 +101,18 @@ class Trainer:
         self.steps = preset.total_steps
         self.step, self.carry = 0, None
         self.best: float | None = None
-        model = self.task.build()
-        optimizer = preset.optim.make(p for p in model.parameters() if p.requires_grad)
-        self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        set_seed(preset.seed)
+        try:
+            model = self.task.build()
+            optimizer = preset.optim.make(p for p in model.parameters() if p.requires_grad)
+        except (ValueError, TypeError, KeyError) as error:
+            raise ZooError(f"this preset cannot be built: {error}") from None
+        set_seed(preset.seed + accelerator.process_index)  # every process draws its own masks
+        model, self.optimizer = accelerator.prepare(model, optimizer)
+        # Mixed precision is a block around the loss: accelerate's wrapper would rebuild what a
+        # model returns, and lose the counts of its statistics.
+        accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+        self.model = model
         self.window = Window()
         self.board: Any = None
 
@@ -91,24 +121,41 @@ class Trainer:
 
     def loop(self, signals: list[int], display: Display, max_seconds: float | None) -> Result:
         began, metrics = time.monotonic(), dict[str, float]()
-        every = self.preset.eval_every or self.task.steps_per_epoch
+        every = self.preset.eval_every or self.preset.updates_per_epoch
+        ended = 0
+        self.window.start()
         with closing_batches(self) as batches:
-            while self.step < self.steps:
+            while self.step < self.steps and not ended:
                 self.update(batches)
                 if self.step % self.preset.log_every == 0 or self.step == self.steps:
                     self.tell(display)
-                out_of_time = max_seconds is not None and time.monotonic() - began > max_seconds
-                ending = self.step == self.steps or out_of_time
-                if self.step % every == 0 or ending:
-                    metrics = self.judge(display, thorough=ending)
-                if ending or signals or self.step % self.preset.save_every == 0:
+                late = max_seconds is not None and time.monotonic() - began > max_seconds
+                ended = self.agreed(signals[0] if signals else -1 if late else 0)
+                due = self.step % every == 0 or self.step == self.steps
+                if due or ended < 0:
+                    metrics = self.judge(display, counts=due)
+                if self.step == self.steps or ended or self.step % self.preset.save_every == 0:
                     self.save(self.run.last)
-                if out_of_time or signals:
-                    break
-        seconds = time.monotonic() - began
+        if not metrics:  # of the evaluation before this run was resumed
+            metrics = next((line["metrics"] for line in reversed([*self.run.lines("eval")])), {})
         return Result(
-            self.step, self.steps, self.best, metrics, signals[0] if signals else 0, seconds
+            self.step,
+            self.steps,
+            self.best,
+            metrics,
+            max(0, ended) if self.step < self.steps else 0,
+            time.monotonic() - began,
+            self.accelerator.is_main_process,
         )
+
+    def agreed(self, ending: int) -> int:
+        """Why to end, if any process has a reason: they must all stop at the same step."""
+        if self.accelerator.num_processes == 1:
+            return ending
+        reasons = self.accelerator.gather(
+            torch.tensor([ending], device=self.accelerator.device)
+        ).tolist()
+        return next((reason for reason in reasons if reason), 0)
 
     def update(self, batches: Iterator[Batch]) -> None:
         """One step of the optimiser."""
@@ -117,10 +164,12 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         for _ in range(self.preset.accumulate):
             batch = to_device(next(batches), self.accelerator.device)
-            loss = self.task.loss(self.model, batch, self.carry)
-            self.accelerator.backward(loss.value / self.preset.accumulate)
+            with self.accelerator.autocast():
+                loss = self.task.loss(self.model, batch, self.carry)
+            samples = self.task.samples(batch)
+            self.accelerator.backward(loss.value * self.share(samples) / self.preset.accumulate)
             self.carry = tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, loss.carry)
-            self.window.add(loss, self.task.samples(batch))
+            self.window.add(loss, samples)
         if self.preset.clip:
             self.accelerator.clip_grad_norm_(self.model.parameters(), self.preset.clip)
         self.optimizer.step()
@@ -128,30 +177,40 @@ class Trainer:
         self.step += 1
         self.window.rate = rate
 
+    def share(self, samples: int) -> float:
+        """The weight of this process's part of a batch: parts of the last one may differ."""
+        world: int = self.accelerator.num_processes
+        if world == 1:
+            return 1.0
+        counts = self.accelerator.gather(torch.tensor([samples], device=self.accelerator.device))
+        total = int(counts.sum())
+        return world * samples / max(1, total)
+
     def tell(self, display: Display) -> None:
         """Log the mean of the steps since the last time: the only host sync of the loop."""
-        values = self.window.empty()
+        values = self.window.empty(self.accelerator)
+        if not isfinite(values["loss"]):
+            raise ZooError(
+                f"the loss is {values['loss']} at step {self.step}: lower the learning rate, clip "
+                f"the gradient or damp the equilibrium; {self.run.last} is from before"
+            )
         display.step(self.step, values)
         self.write("train", values)
 
-    def judge(self, display: Display, thorough: bool) -> dict[str, float]:
-        """Evaluate; keep the checkpoint if it is the best so far."""
+    def judge(self, display: Display, counts: bool) -> dict[str, float]:
+        """Evaluate; keep the checkpoint if it is the best so far, and due at this step."""
+        began = time.monotonic()
         model = self.accelerator.unwrap_model(self.model)
-        found: Evaluation = evaluate(self.task, model, self.accelerator.device, thorough)
+        with self.accelerator.autocast():
+            found: Evaluation = evaluate(self.task, model, self.accelerator.device)
         metrics, score = dict(found.metrics), self.task.score
-        value = metrics[score.name]
-        if self.accelerator.is_main_process:
-            solver = found.solver.summary()
-            self.write("eval", {"metrics": metrics, "solver": solver})
-            told = "  ".join(f"{name} {number:.4g}" for name, number in metrics.items())
-            display.say(
-                f"step {self.step}: {told}  nfe {solver['nfe']:.3g}  "
-                f"residual {solver['residual']:.2g}"
-            )
-        if score.better(value, self.best):
-            self.best = value
+        solver = found.solver.summary()
+        self.write("eval", {"metrics": metrics, "solver": solver})
+        display.judged(self.step, metrics, solver)
+        if counts and score.better(metrics[score.name], self.best):
+            self.best = metrics[score.name]
             self.save(self.run.best)
-        self.window.start()
+        self.window.pause(time.monotonic() - began)
         return metrics
 
     def write(self, kind: str, values: dict[str, Any]) -> None:
@@ -177,25 +236,40 @@ class Trainer:
             yield
 
     def save(self, path: Path) -> None:
+        weights = self.accelerator.get_state_dict(self.model)  # of all processes together
+        scaler = self.accelerator.scaler
+        state = gather_object([{"carry": on_cpu(self.carry), "randomness": random_state()}])
         if self.accelerator.is_main_process:
             Checkpoint(
                 step=self.step,
-                model=self.accelerator.get_state_dict(self.model),
+                model=weights,
                 optimizer=self.optimizer.optimizer.state_dict(),
-                carry=self.carry,
-                randomness=random_state(),
-                notes={"best": self.best},
+                carry=[each["carry"] for each in state],
+                randomness={"ranks": [each["randomness"] for each in state]},
+                notes={
+                    "best": self.best,
+                    "window": self.window.held(),
+                    "scaler": None if scaler is None else scaler.state_dict(),
+                },
                 config={"name": self.run.name, "preset": to_data(self.preset)},
             ).save(path)
 
     def resume(self) -> None:
         """Go on from the last checkpoint."""
-        held = self.run.checkpoint()
+        held, rank = self.run.checkpoint(), self.accelerator.process_index
+        if len(held.carry) != self.accelerator.num_processes:
+            raise ZooError(
+                f"the run was made by {len(held.carry)} processes: resume it with as many, not "
+                f"{self.accelerator.num_processes}"
+            )
         load_weights(self.accelerator.unwrap_model(self.model), held.model, str(self.run.last))
         self.optimizer.optimizer.load_state_dict(held.optimizer)
         self.step, self.best = held.step, held.notes["best"]
-        self.carry = to_device(held.carry, self.accelerator.device)
-        restore_random_state(held.randomness)
+        self.carry = to_device(held.carry[rank], self.accelerator.device)
+        self.window.restore(held.notes["window"])
+        if self.accelerator.scaler is not None and held.notes["scaler"] is not None:
+            self.accelerator.scaler.load_state_dict(held.notes["scaler"])
+        restore_random_state(held.randomness["ranks"][rank])
         if self.accelerator.is_main_process:
             self.run.forget_after(self.step)
 
@@ -205,35 +279,61 @@ class Window:
 
     def __init__(self) -> None:
         self.rate = 0.0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._sums: dict[str, Tensor | float] = {}
+        self._stats: list[Any] = []
+        self._solver = SolverRecord()
+        self._steps = self._samples = 0
         self.start()
 
     def start(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._solver = SolverRecord()
-        self._stats: list[Any] = []
-        self._steps = self._samples = 0
+        """Let the clock of this window run from now."""
         self._began = time.monotonic()
+
+    def pause(self, seconds: float) -> None:
+        """So long something else was done."""
+        self._began += seconds
 
     def add(self, loss: Loss, samples: int) -> None:
         self._steps += 1
         self._samples += samples
         for name, value in {"loss": loss.value, **loss.metrics}.items():
-            value = value.detach()
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
+            self._sums[name] = self._sums.get(name, 0.0) + value.detach()
         if loss.stats is not None:
             self._stats.append(loss.stats)
 
-    def empty(self) -> dict[str, float]:
+    def held(self) -> dict[str, Any]:
+        """What a checkpoint needs to go on within a window."""
+        sums = {name: float(total) for name, total in self._sums.items()}
+        return {"sums": sums, "steps": self._steps, "samples": self._samples}
+
+    def restore(self, held: dict[str, Any]) -> None:
+        self._sums, self._steps, self._samples = held["sums"], held["steps"], held["samples"]
+
+    def empty(self, accelerator: Accelerator) -> dict[str, float]:
+        """The means over all processes; begins a new window."""
         seconds = max(1e-9, time.monotonic() - self._began)
-        values = {name: float(total) / max(1, self._steps) for name, total in self._sums.items()}
         for stats in self._stats:
             self._solver.add(stats)
+        told = {name: float(total) / max(1, self._steps) for name, total in self._sums.items()}
         if self._stats:
             summary = self._solver.summary()
-            values |= {"nfe": summary["nfe"], "residual": summary["residual"]}
-        values |= {"lr": self.rate, "samples_per_s": self._samples / seconds}
-        self.start()
-        return values
+            told |= {"nfe": summary["nfe"], "residual": summary["residual"]}
+        told["samples_per_s"] = self._samples / seconds
+        if accelerator.num_processes > 1:
+            local = torch.tensor(list(told.values()), device=accelerator.device)
+            means = accelerator.reduce(local, "mean").tolist()
+            told = dict(zip(told, means, strict=True))
+            told["samples_per_s"] *= accelerator.num_processes
+        self._clear()
+        return {**told, "lr": self.rate}
+
+
+def on_cpu(tree: Any) -> Any:
+    """Every tensor of a pytree on the host."""
+    return to_device(tree, torch.device("cpu"))
 
 
 def to_device(tree: Any, device: torch.device) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import types
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -66,7 +67,8 @@ def from_data(data: Any) -> Any:
 
 def _class(path: str) -> type[Any]:
     module, _, name = path.partition(":")
-    if module.split(".")[0] not in _TRUSTED or not name.isidentifier():
+    runs = module.rsplit(".", 1)[-1] == "__main__"  # a program, not a module
+    if module.split(".")[0] not in _TRUSTED or not name.isidentifier() or runs:
         raise ZooError(
             f"a configuration names the class {path!r}; if its package is yours, call "
             f"deq_zoo.values.trust({module.split('.')[0]!r}) first"
@@ -93,16 +95,28 @@ def paths(value: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
 def with_settings(value: Any, settings: Sequence[str]) -> Any:
     """The configuration with ``path=value`` settings applied.
 
-    A path may be shortened to its last parts as long as one field alone ends with them.
+    A path may be shortened to its last parts as long as one field alone ends with them. Of fields
+    that exclude each other, the last one set counts.
     """
+    parsed: list[tuple[str, Any]] = []
+    known = {path: kind for path, kind, _ in paths(value)}
     for setting in settings:
         path, equals, text = setting.partition("=")
         if not equals:
             raise ZooError(f"a setting reads key=value, got {setting!r}")
-        known = {path: kind for path, kind, _ in paths(value)}
         full = _complete(path, known)
-        value = _with(value, full.split("."), _parse(text, known[full], full))
+        parsed.append((full, _parse(text, known[full], full)))
+    # Zeros of fields that exclude each other come last: by then the other one is set.
+    for full, new in sorted(parsed, key=lambda item: item[0] in _EITHER and not item[1]):
+        other = _EITHER.get(full)
+        if other is not None and new:
+            value = replace(value, **{other: 0, full: new})
+        elif other is None or getattr(value, other) == 0:
+            value = _with(value, full.split("."), new)
     return value
+
+
+_EITHER = {"steps": "epochs", "epochs": "steps"}  # of a preset
 
 
 def _complete(path: str, known: Mapping[str, Any]) -> str:
@@ -146,20 +160,23 @@ def _parse(text: str, kind: Any, path: str) -> Any:
     elif origin in (tuple, list):
         items = [] if text in ("", "()", "[]") else text.strip("()[]").split(",")
         parsed = [_parse(item.strip(), inner[0] if inner else str, path) for item in items]
+        if origin is tuple and ... not in inner and len(parsed) != len(inner):
+            raise ZooError(f"{path} takes {len(inner)} values, got {len(parsed)}")
         return origin(parsed)
     elif kind is bool:
         if text.lower() in ("true", "1", "yes", "on"):
             return True
         if text.lower() in ("false", "0", "no", "off"):
             return False
-    elif kind in (int, float):
-        try:
-            number = float(text)
-        except ValueError:
-            pass
-        else:
-            if kind is float or number == int(number):
-                return kind(number)
+    elif kind is int:
+        with suppress(ValueError):
+            return int(text)
+        with suppress(ValueError, OverflowError):
+            if float(text).is_integer():
+                return int(float(text))
+    elif kind is float:
+        with suppress(ValueError):
+            return float(text)
     elif kind is str:
         return text
     else:

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from deq_zoo.errors import ZooError
 from deq_zoo.preset import Preset, find_preset
 from deq_zoo.report import write_report
 from deq_zoo.run import Run
@@ -36,6 +37,8 @@ def main() -> None:
     console.print(f"[bold]{NAME}[/bold]: an equilibrium network learns 4,000 handwritten digits")
     run = Run.create(OUT, NAME, preset, force=True)
     result = train(run, preset, cpu=True)
+    if result.interrupted:
+        return
     write_report(run)
     solver = list(run.lines("eval"))[-1]["solver"]
     console.print(
@@ -135,4 +138,7 @@ if __name__ == "__main__":
     if len(sys.argv) == 2:
         print(json.dumps(measure(sys.argv[1])))
     else:
-        main()
+        try:
+            main()
+        except ZooError as error:
+            sys.exit(str(error))

@@ -45,7 +45,7 @@ class _Assign(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        pairs = dict(getattr(namespace, self.dest) or {})
+        pairs = dict(getattr(namespace, self.dest, None) or {})
         for text in values or ():
             name, equals, value = text.partition("=")
             if not equals or not name:

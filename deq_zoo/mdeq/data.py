@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -113,11 +113,24 @@ def read_image(source: str | Path | io.BytesIO) -> Tensor:
     """An image file as (3, H, W), whatever its colours were."""
     try:
         with Image.open(source) as image:
-            array = np.array(image.convert("RGB"))
-    except (OSError, SyntaxError, ValueError) as error:  # Pillow's, for all that may be broken
+            array = np.array(_upright(image).convert("RGB"))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # Pillow's
         place = "an image of an archive" if isinstance(source, io.BytesIO) else source
         raise DataError(f"cannot read {place}: {error}") from error
     return torch.from_numpy(array).permute(2, 0, 1).contiguous()
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """As a viewer would show it: turned by its EXIF tag, on white, 16 bits scaled to 8."""
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):
+        wide = np.asarray(image, dtype=np.float64)
+        return Image.fromarray((wide / (257 if wide.max() > 255 else 1)).round().astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, image)
+    return image
 
 
 def _stack(images: list[Tensor]) -> Tensor:

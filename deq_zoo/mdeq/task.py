@@ -25,7 +25,10 @@ from deq_zoo.mdeq.augment import (
     resize_shorter,
 )
 from deq_zoo.mdeq.data import (
+    CIFAR10_CHANNELS,
+    CIFAR10_CLASSES,
     IMAGENET_CHANNELS,
+    MNIST_CHANNELS,
     Channels,
     ImageFolder,
     Images,
@@ -83,6 +86,16 @@ class ClassifyImages(Task):
     size: int = 224
     limit: int = 0
     channels_last: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "eval_batch", "size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("crop", "limit"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if self.deq.jac_loss_weight:
+            raise ValueError("MDEQ is trained without a Jacobian loss: drop jac_loss_weight")
 
     @cached_property
     def train_set(self) -> Images | ImageFolder:
@@ -154,15 +167,17 @@ class ClassifyImages(Task):
         labels: list[Tensor] = []
         for x, y in self._test_batches():
             if thorough and not logits:  # a few images: a radius costs a hundred products
-                record.radii += model(x[:32].to(device), sradius_mode=True)[1]["sradius"].tolist()
+                record.radii += model(x[:8].to(device), sradius_mode=True)[1]["sradius"].tolist()
             found, stats = model(x.to(device))
             record.add(stats)
             logits.append(found[-1].float().cpu())
             labels.append(y)
         scores, truth = torch.cat(logits), torch.cat(labels)
         classes = scores.shape[1]
+        known = scores.isfinite().all(1)  # what is no number is no answer
+        right = multiclass_accuracy(scores[known], truth[known], classes, average="micro")
         metrics = {
-            "accuracy": 100 * float(multiclass_accuracy(scores, truth, classes, average="micro")),
+            "accuracy": 100 * float(right) * float(known.float().mean()) if known.any() else 0.0,
             "test_loss": float(cross_entropy(scores, truth)),
         }
         return Evaluation(metrics, record)
@@ -222,20 +237,31 @@ class ClassifyImages(Task):
         """A picture from anywhere in the form of the training images."""
         if self.data == "imagenet":
             return self._centre(image)
-        side = 28 if self.data == "digits" else 32
+        side = {"digits": 28, "cifar10": 32, "noise": 8}[self.data]
         image = resize(image, side, side)
-        return (
-            image.float().mean(0, keepdim=True).round().byte() if self.data == "digits" else image
-        )
+        if self.net.in_channels == 3:
+            return image
+        return image.float().mean(0, keepdim=True).round().byte()
 
     @property
     def _channels(self) -> Channels:
-        return IMAGENET_CHANNELS if self.data == "imagenet" else self.test_set.channels
+        known = {
+            "imagenet": IMAGENET_CHANNELS,
+            "cifar10": CIFAR10_CHANNELS,
+            "digits": MNIST_CHANNELS,
+        }
+        return known.get(self.data) or self.test_set.channels
 
     def _name(self, label: int) -> str:
-        if self.data == "imagenet" and self.data_dir is None:
-            return str(label)
-        return self.test_set.classes[label]
+        """The class, by name where that does not need the data."""
+        return CIFAR10_CLASSES[label] if self.data == "cifar10" else str(label)
+
+
+_CHANNELS = {  # of the sets that predictions should not need
+    "imagenet": IMAGENET_CHANNELS,
+    "cifar10": CIFAR10_CHANNELS,
+    "digits": MNIST_CHANNELS,
+}
 
 
 def _noise(split: str, net: MDEQConfig) -> Images:

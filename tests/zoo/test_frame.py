@@ -22,7 +22,7 @@ from deq_zoo.errors import CheckpointError, ZooError
 from deq_zoo.optim import SGD, Adam, Constant, Cosine, MultiStep, OneCycle
 from deq_zoo.preset import Preset
 from deq_zoo.run import Run
-from deq_zoo.task import Shard, batch_indices, steps_in_epoch
+from deq_zoo.task import Score, Shard, batch_indices, steps_in_epoch
 from deq_zoo.train import train
 from deq_zoo.values import from_data, paths, to_data, with_settings
 from tests.zoo.toy import Toy, toy
@@ -77,11 +77,29 @@ class TestValues:
             ("ift=perhaps", "task.deq.ift takes bool, got 'perhaps'"),
             ("tau=2", r"tau=2.0: tau must lie in \(0, 1\]"),
             ("steps=0", "give either steps or epochs"),
+            ("steps=inf", "steps takes int, got 'inf'"),
+            ("seed=-1", "seed must be a number from 0"),
+            ("lr=-1", "lr must be finite and at least 0"),
+            ("lr=nan", "lr must be finite and at least 0"),
+            ("betas=0.9", "optim.betas takes 2 values, got 1"),
+            ("clip=-1", "clip must be at least 0"),
         ],
     )
     def test_a_wrong_setting_is_told(self, setting: str, message: str) -> None:
         with pytest.raises(ZooError, match=message):
             with_settings(toy(), [setting])
+
+    def test_steps_and_epochs_replace_each_other(self) -> None:
+        by_epochs = with_settings(toy(), ["epochs=3"])
+        assert (by_epochs.steps, by_epochs.epochs) == (0, 3)
+        for settings in (["steps=5"], ["steps=5", "epochs=0"], ["epochs=0", "steps=5"]):
+            changed = with_settings(by_epochs, settings)
+            assert (changed.steps, changed.epochs) == (5, 0)
+
+    def test_another_solver_does_not_inherit_options(self) -> None:
+        preset = toy().with_deq(f_solver="broyden", f_solver_kwargs={"l_thres": None})
+        assert preset.with_deq(f_solver="anderson").task.deq.f_solver_kwargs == {}
+        assert preset.with_deq(f_max_iter=3).task.deq.f_solver_kwargs == {"l_thres": None}
 
     def test_a_file_cannot_name_any_class(self) -> None:
         with pytest.raises(ZooError, match=r"trust\('subprocess'\)"):
@@ -177,7 +195,10 @@ class TestCheckpoints:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr("deq_zoo.checkpoint.save_file", full)
-        with pytest.raises(CheckpointError, match="No space left on device; an earlier"):
+        with pytest.raises(
+            CheckpointError,
+            match=r"No space left .* that was there is intact",
+        ):
             Checkpoint(2, {"a": torch.ones(1)}).save(path)
         assert Checkpoint.load(path).step == 1
 
@@ -208,6 +229,69 @@ class TestTraining:
         assert result.finished
         torch.testing.assert_close(weights(other), weights(run), rtol=0, atol=0)
         assert [line["step"] for line in other.lines("train")] == [4, 8, 12, 16, 20, 24]
+
+    def test_a_run_without_a_checkpoint_begins_anew(self, run: Run) -> None:
+        result = train(run, toy(), quiet=True, cpu=True, resume=True)
+        assert result.finished
+
+    def test_a_finished_run_says_what_it_reached(self, run: Run) -> None:
+        first = train(run, toy(), quiet=True, cpu=True)
+        again = train(run, toy(), quiet=True, cpu=True, resume=True)
+        assert again.finished
+        assert again.metrics == first.metrics
+
+    def test_the_logged_loss_is_the_mean_of_its_window(self, tmp_path: Path) -> None:
+        fine = replace(toy(), log_every=1)
+        coarse = replace(toy(), log_every=10, steps=20, eval_every=7)
+        logs = []
+        for name, preset in (("fine", fine), ("coarse", coarse)):
+            run = Run.create(tmp_path / name, "toy", replace(preset, steps=20))
+            train(run, replace(preset, steps=20), quiet=True, cpu=True)
+            logs.append([line["loss"] for line in run.lines("train")])
+        means = [sum(logs[0][k : k + 10]) / 10 for k in (0, 10)]
+        assert logs[1] == pytest.approx(means, rel=1e-5)
+
+    def test_half_precision_keeps_the_solvers_counts(self, tmp_path: Path) -> None:
+        preset = replace(toy(), precision="bf16", steps=2, log_every=1)
+        run = Run.create(tmp_path / "run", "toy", preset)
+        train(run, preset, quiet=True, cpu=True)
+        assert all(line["nfe"] > 1 for line in run.lines("train"))
+        with pytest.raises(ZooError, match="fp16 needs an accelerator"):
+            train(run, replace(preset, precision="fp16"), quiet=True, cpu=True)
+
+    def test_a_loss_that_is_no_number_ends_the_run(self, tmp_path: Path) -> None:
+        preset = replace(toy(), optim=SGD(lr=1e30))
+        run = Run.create(tmp_path / "run", "toy", preset)
+        with pytest.raises(ZooError, match=r"the loss is .* lower the learning rate"):
+            train(run, preset, quiet=True, cpu=True)
+        assert all(torch.isfinite(t).all() for t in weights(run).values())
+
+    def test_a_score_that_is_no_number_never_wins(self) -> None:
+        score = Score("accuracy")
+        nan = float("nan")
+        assert not score.better(nan, None)
+        assert score.better(0.5, nan)
+        assert score.better(0.5, None)
+
+    @pytest.mark.slow
+    def test_two_processes_train_one_model(self, tmp_path: Path) -> None:
+        root, out = Path(__file__).parents[2], tmp_path / "run"
+        code = (
+            "import sys; from tests.zoo import toy; from deq_zoo.cli import main;"
+            "sys.exit(main(sys.argv[1:]))"
+        )
+        script = tmp_path / "go.py"
+        script.write_text(code)
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2",
+                   "--master_addr", "127.0.0.1", "--master_port", "29655", str(script),
+                   "train", "toy", "--cpu", "--out", str(out), "--set", "steps=12"]  # fmt: skip
+        env = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+        subprocess.run(command, check=True, env=env, cwd=root, timeout=240)
+        run = Run.open(out)
+        assert [line["step"] for line in run.lines("train")] == [4, 8, 12]
+        assert (out / "report.html").exists()
+        assert len(Checkpoint.load(run.last).carry) == 2
+        subprocess.run([*command, "--resume"], check=True, env=env, cwd=root, timeout=240)
 
     def test_accumulation_and_clipping(self, tmp_path: Path) -> None:
         preset = replace(toy(), accumulate=2, clip=0.1, steps=4, optim=SGD(lr=0.1, momentum=0.0))
@@ -253,6 +337,26 @@ class TestRuns:
         with pytest.raises(ZooError, match=r"it has no config\.json"):
             Run.open(tmp_path / "mine")
 
+    def test_force_removes_a_run_and_nothing_else(self, run: Run, tmp_path: Path) -> None:
+        (run.path / "thesis.tex").write_text("x")
+        run.log("train", 1, {"loss": 1.0})
+        Run.create(run.path, "toy", toy(), force=True)
+        assert (run.path / "thesis.tex").exists()
+        assert not run.log_file.exists()
+        other = tmp_path / "other"
+        other.mkdir()
+        (other / "config.json").write_text('{"editor": "vim"}')
+        with pytest.raises(ZooError, match="is not a run folder"):
+            Run.create(other, "toy", toy(), force=True)
+        with pytest.raises(ZooError, match="cannot make the run folder"):
+            Run.create(other / "config.json" / "x", "toy", toy())
+
+    @pytest.mark.parametrize("text", ["{}", "[]", "5", '{"name": 1, "preset": {"class": 3}}'])
+    def test_a_damaged_configuration_is_told(self, run: Run, text: str) -> None:
+        run.config.write_text(text)
+        with pytest.raises(ZooError, match=r"config\.json"):
+            run.preset()
+
     def test_a_torn_line_of_the_log_is_skipped(self, run: Run) -> None:
         run.log("train", 1, {"loss": 1.0})
         with run.log_file.open("a") as file:
@@ -285,8 +389,9 @@ class TestCommands:
         common = ["train", "toy", "--out", str(out), "--cpu"]
         assert main([*common, "--ift", "--b_solver", "gmres", "--set", "steps=8"]) == 0
         told = capsys.readouterr().out
-        assert "mse: " in told
-        assert json.loads(told.splitlines()[0])["of"] == 8
+        lines = [json.loads(line) for line in told.splitlines()]
+        assert lines[0]["of"] == 8
+        assert lines[-1]["mse"] > 0
         assert Run.open(out).preset().task.deq == DEQConfig(
             f_max_iter=20, f_tol=1e-4, on_failure="ignore", ift=True, b_solver="gmres"
         )
@@ -311,6 +416,9 @@ class TestCommands:
             (["train", "toy", "--tau", "3"], "tau must lie in"),
             (["train", "toy", "--f_solver", "andersen"], "did you mean 'anderson'"),
             (["train", "toy", "--set", "f_solver=andersen"], "did you mean 'anderson'"),
+            (["train", "toy", "--set", "width=-1"], "cannot be built"),
+            (["train", "toy", "--resume", "--force"], "choose one"),
+            (["train", "toy", "--f_opt", "m=3"], "has no option 'm'"),
             (["list", "mdqe"], "unknown family 'mdqe'"),
             (["evaluate", str(tmp_path)], "not a run folder"),
             (["predict", str(tmp_path / "x"), "a.png"], "no run folder or checkpoint"),
@@ -331,6 +439,8 @@ class TestCommands:
         released = {f"module.{k.replace('f.', 'linear.')}": v for k, v in state.items()}
         torch.save({"state_dict": released, "epoch": 3}, tmp_path / "net.pth")
         assert main(["convert", str(tmp_path / "net.pth"), "--preset", "toy"]) == 0
+        assert main(["convert", str(tmp_path / "net.pth"), "--preset", "toy"]) == 2
+        assert "exists already" in capsys.readouterr().err
         model = deq_zoo.load(tmp_path / "net.safetensors")
         torch.testing.assert_close(dict(model.state_dict()), dict(state))
 

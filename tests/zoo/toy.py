@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from deq_zoo.optim import Adam
 from deq_zoo.preset import PRESETS, Preset
 from deq_zoo.record import SolverRecord
 from deq_zoo.task import (
@@ -97,4 +98,6 @@ class Toy(Task):
 @PRESETS.register("toy")
 def toy() -> Preset:
     """A toy."""
-    return Preset(task=Toy(), steps=24, log_every=4, eval_every=8, save_every=5)
+    return Preset(
+        task=Toy(), optim=Adam(lr=0.02), steps=24, log_every=4, eval_every=8, save_every=5
+    )

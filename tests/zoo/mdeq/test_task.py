@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -16,6 +17,7 @@ from deq_zoo.cli import main
 from deq_zoo.errors import DataError
 from deq_zoo.mdeq import LARGE, TINY
 from deq_zoo.mdeq.convert import write_checkpoint
+from deq_zoo.mdeq.data import read_image
 from deq_zoo.mdeq.task import ClassifyImages
 from deq_zoo.preset import PRESETS, find_preset, load_presets
 from deq_zoo.task import Shard
@@ -80,6 +82,26 @@ def test_predicts_from_pictures_of_any_size(
     assert "%" in lines[0]
     assert main(["predict", str(smoke), str(tmp_path / "none.png"), "--cpu"]) == 2
     assert "no such file" in capsys.readouterr().err
+
+
+def test_pictures_are_read_as_a_viewer_shows_them(tmp_path: Path) -> None:
+    wide = Image.fromarray(np.full((4, 6), 257 * 131, np.uint16))
+    wide.save(tmp_path / "wide.png")
+    assert int(read_image(tmp_path / "wide.png").max()) == 131
+    Image.new("RGBA", (4, 4), (0, 0, 0, 0)).save(tmp_path / "clear.png")
+    assert int(read_image(tmp_path / "clear.png").min()) == 255
+    turned = Image.new("RGB", (6, 4))
+    exif = turned.getexif()
+    exif[0x0112] = 6
+    turned.save(tmp_path / "turned.jpg", exif=exif)
+    assert read_image(tmp_path / "turned.jpg").shape == (3, 6, 4)
+
+
+def test_predictions_of_cifar10_need_no_data(tmp_path: Path) -> None:
+    task = find_preset("mdeq-cifar10-tiny").task
+    Image.new("RGB", (32, 32)).save(tmp_path / "x.png")
+    (line,) = task.predict(task.build().eval(), [tmp_path / "x.png"], None, torch.device("cpu"))
+    assert "%" in line
 
 
 def test_training_batches_depend_on_step_and_seed_alone() -> None:
