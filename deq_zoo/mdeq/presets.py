@@ -16,16 +16,8 @@ _ON_FAILURE = "ignore"
 @PRESETS.register("mdeq-cifar10-tiny")
 def mdeq_cifar10_tiny() -> Preset:
     """MDEQ of 159K parameters on CIFAR-10: Broyden, phantom gradient of 5 steps."""
-    deq = DEQConfig(
-        f_solver="broyden",
-        f_solver_kwargs={"l_thres": None},
-        f_max_iter=23,
-        grad=[5],
-        tau=0.5,
-        on_failure=_ON_FAILURE,
-    )
     return Preset(
-        task=ClassifyImages(net=TINY, deq=deq),
+        task=ClassifyImages(net=TINY, deq=_broyden(steps=22, tau=0.5)),
         optim=SGD(lr=0.1, weight_decay=1e-4, schedule=Cosine(floor=1e-5)),
         epochs=50,
         log_every=20,
@@ -36,16 +28,8 @@ def mdeq_cifar10_tiny() -> Preset:
 @PRESETS.register("mdeq-cifar10-large")
 def mdeq_cifar10_large() -> Preset:
     """MDEQ of 11M parameters on CIFAR-10: Broyden, phantom gradient of 5 steps, augmentation."""
-    deq = DEQConfig(
-        f_solver="broyden",
-        f_solver_kwargs={"l_thres": None},
-        f_max_iter=19,
-        grad=[5],
-        tau=0.7,
-        on_failure=_ON_FAILURE,
-    )
     return Preset(
-        task=ClassifyImages(net=LARGE, deq=deq, crop=4, flip=True),
+        task=ClassifyImages(net=LARGE, deq=_broyden(steps=18, tau=0.7), crop=4, flip=True),
         optim=SGD(lr=0.1, weight_decay=1e-4, schedule=Cosine(floor=1e-5)),
         epochs=220,
         log_every=20,
@@ -112,4 +96,16 @@ def mdeq_smoke() -> Preset:
         epochs=3,
         log_every=2,
         save_every=4,
+    )
+
+
+def _broyden(steps: int, tau: float) -> DEQConfig:
+    """Broyden's method with all its memory, after one evaluation to start from."""
+    return DEQConfig(
+        f_solver="broyden",
+        f_solver_kwargs={"l_thres": None},
+        f_max_iter=steps + 1,
+        grad=[5],
+        tau=tau,
+        on_failure=_ON_FAILURE,
     )
