@@ -14,8 +14,8 @@ help:
 	@echo "make lint      ruff and mypy      make bench     benchmarks"
 	@echo "make docs      build site/        make clean     remove what make made, .venv too"
 
-# Waiting threads sleep: on a machine that is busy with something else they would be in the way.
-demo: export OMP_WAIT_POLICY := PASSIVE
+# Its tensors are small: a second thread gains little, and on a busy machine it is in the way.
+demo: export OMP_NUM_THREADS := 1
 demo: .venv/.has-zoo
 	$(BIN)/python examples/demo.py
 
