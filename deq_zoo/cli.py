@@ -21,7 +21,10 @@ _NEEDS = "needs packages of the zoo: pip install 'torchdeq[zoo]'"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; a mistake of the user's is told in one paragraph."""
     parser = make_parser()
-    args = parser.parse_args(argv)
+    args, others = parser.parse_known_args(argv)
+    if others and args.command is not _sample:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
+    args.options = others
     try:
         return int(args.command(args) or 0)
     except ZooError as error:
@@ -83,7 +86,9 @@ def make_parser() -> argparse.ArgumentParser:
     predict.add_argument("files", nargs="+", type=Path)
     predict.add_argument("--out", type=Path, help="folder for what is written")
     sample.add_argument("--out", type=Path, default=Path("samples"), help="folder for the results")
-    sample.add_argument("options", nargs="*", metavar="NAME=VALUE", help="options of the family")
+    sample.epilog = "Further options are the family's: deq-zoo sample RUN --list names them."
+    sample.allow_abbrev = False
+    sample.add_argument("--list", action="store_true", help="name the options of this run's family")
     convert = command("convert", _convert, "Convert weights released by the authors.")
     convert.add_argument("file", type=Path)
     convert.add_argument("--preset", required=True, help="the preset they belong to")
@@ -248,15 +253,34 @@ def _predict(args: argparse.Namespace) -> None:
 
 
 def _sample(args: argparse.Namespace) -> None:
+    from deq_zoo.values import paths, with_settings
+
     model, preset, device = _open(args)
-    options = {}
-    for text in args.options:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise ZooError(f"options of sampling read NAME=VALUE, got {text!r}")
-        options[name] = value
+    options = preset.task.sampling()
+    if args.list:
+        for name, _, value in paths(options):
+            print(f"--{name.replace('_', '-')} (default: {value})")
+        return
+    options = with_settings(options, _as_settings(args.options))
     for line in preset.task.sample(model, options, args.out, device):
-        print(line)
+        print(line, flush=True)
+
+
+def _as_settings(words: Sequence[str]) -> list[str]:
+    """``--scale 4``, ``--scale=4`` and ``scale=4`` all read ``scale=4``."""
+    settings = []
+    left = iter(words)
+    for word in left:
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not equals and word.startswith("--"):
+            given = next(left, None)
+            if given is None:
+                raise ZooError(f"{word} needs a value")
+            value, equals = given, "="
+        if not equals:
+            raise ZooError(f"options of sampling read --name value or name=value, got {word!r}")
+        settings.append(f"{name.replace('-', '_')}={value}")
+    return settings
 
 
 def _convert(args: argparse.Namespace) -> None:

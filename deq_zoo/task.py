@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -129,10 +129,14 @@ class Task(ABC):
         """Apply the model to files; returns what to print, one line each."""
         raise ZooError(f"{type(self).__name__} has nothing to predict from files")
 
+    def sampling(self) -> Any:
+        """The options of :meth:`sample` at their defaults: a frozen dataclass."""
+        raise ZooError(f"{type(self).__name__} has nothing to sample")
+
     def sample(
-        self, model: nn.Module, options: Mapping[str, str], out: Path, device: torch.device
-    ) -> list[str]:
-        """Generate something from the model; returns what to print."""
+        self, model: nn.Module, options: Any, out: Path, device: torch.device
+    ) -> Iterable[str]:
+        """Generate from the model as :meth:`sampling` says; what it yields is printed at once."""
         raise ZooError(f"{type(self).__name__} has nothing to sample")
 
 

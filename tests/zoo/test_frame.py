@@ -381,6 +381,15 @@ class TestRuns:
             deq_zoo.load(run.path)
 
 
+def save_weights(task: Toy, folder: Path) -> dict[str, torch.Tensor]:
+    """Weights in the shape of a release, converted to ``net.safetensors``."""
+    state = task.build().state_dict()
+    released = {f"module.{k.replace('f.', 'linear.')}": v for k, v in state.items()}
+    torch.save({"state_dict": released, "epoch": 3}, folder / "net.pth")
+    assert main(["convert", str(folder / "net.pth"), "--preset", "toy"]) == 0
+    return state
+
+
 class TestCommands:
     def test_train_report_evaluate(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -435,10 +444,7 @@ class TestCommands:
     def test_convert_reads_released_weights_and_nothing_else(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        state = Toy().build().state_dict()
-        released = {f"module.{k.replace('f.', 'linear.')}": v for k, v in state.items()}
-        torch.save({"state_dict": released, "epoch": 3}, tmp_path / "net.pth")
-        assert main(["convert", str(tmp_path / "net.pth"), "--preset", "toy"]) == 0
+        state = save_weights(Toy(), tmp_path)
         assert main(["convert", str(tmp_path / "net.pth"), "--preset", "toy"]) == 2
         assert "exists already" in capsys.readouterr().err
         model = deq_zoo.load(tmp_path / "net.safetensors")
@@ -451,6 +457,27 @@ class TestCommands:
         torch.save({"state_dict": Bomb()}, tmp_path / "bomb.pth")
         assert main(["convert", str(tmp_path / "bomb.pth"), "--preset", "toy"]) == 2
         assert "cannot be read as weights" in capsys.readouterr().err
+
+    def test_options_of_sampling_are_typed_and_named_by_the_family(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        save_weights(Toy(), tmp_path)
+        capsys.readouterr()
+        run = [str(tmp_path / "net.safetensors"), "--cpu"]
+        assert main(["sample", *run, "--n-lines", "2", "scale=-3", "--text=a b"]) == 0
+        assert capsys.readouterr().out == "0 x -3.0 a b\n1 x -3.0 a b\n"
+        assert main(["sample", *run, "--list"]) == 0
+        assert "--n-lines (default: 1)" in capsys.readouterr().out
+        for options, message in (
+            (["--scael", "2"], "did you mean 'scale'"),
+            (["--scale", "big"], "scale takes float"),
+            (["--scale"], "--scale needs a value"),
+            (["4"], "read --name value"),
+        ):
+            assert main(["sample", *run, *options]) == 2
+            assert message in capsys.readouterr().err
+        with pytest.raises(SystemExit):
+            main(["list", "--nonsense"])
 
     def test_info_and_list(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["info", "toy"]) == 0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -42,6 +43,13 @@ class ToyModel(nn.Module):
             lambda z: torch.tanh(0.3 * self.f(z) + x), z0, sradius_mode=sradius_mode
         )
         return self.out(self.drop(z)).squeeze(1), z, stats
+
+
+@dataclass(frozen=True)
+class ToySampling:
+    scale: float = 1.0
+    n_lines: int = 1
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,15 @@ class Toy(Task):
 
         y = self.data[1][self.sizes[0] :].sort().values
         return [line_plot("targets", "The targets.", [("y", range(len(y)), y.tolist())], "k", "y")]
+
+    def sampling(self) -> ToySampling:
+        return ToySampling()
+
+    def sample(
+        self, model: nn.Module, options: ToySampling, out: Path, device: torch.device
+    ) -> Iterator[str]:
+        for k in range(options.n_lines):
+            yield f"{k} x {options.scale} {options.text}"
 
     def convert(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {key.replace("linear", "f"): value for key, value in state.items()}
