@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.contest import PUBLISHED
+from benchmarks.mdeq import published
 from deq_zoo.ignn import Graphs, ImplicitGraph
 from deq_zoo.ignn.model import Output
 from deq_zoo.ignn.set_task import GraphClassTask
@@ -28,7 +30,7 @@ class Baseline:
         return Baseline(self.task.with_seed(seed), self.kind, self.width, self.dropout)
 
     def build(self) -> nn.Module:
-        data = self.task.examples if self.whole else self.task.nodes
+        data = getattr(self.task, "examples", None) or self.task.nodes
         layers = 3 if self.whole else 2
         return PyGNet(
             self.kind, data.features, data.classes, self.width, layers, self.dropout, self.whole
@@ -144,3 +146,25 @@ class FeaturesFirst(ImplicitGraph):
     def _spread(z: Tensor, A: Tensor) -> Tensor:
         spread: Tensor = torch.sparse.mm(A.t(), z.mT).mT
         return spread
+
+
+def on_published(model: nn.Module) -> None:
+    """Let released layers solve with torchdeq 0.1.0, for which each feature is a sample."""
+    deq = published(PUBLISHED).get_deq(
+        f_solver="fixed_point_iter", f_max_iter=40, f_tol=1e-4, f_stop_mode="rel", grad=5, tau=0.5
+    )
+    for module in model.modules():
+        if isinstance(module, FeaturesFirst):
+            module.deq = PublishedRows(deq)  # type: ignore[assignment]
+
+
+class PublishedRows(nn.Module):
+    """0.1.0's DEQ on the state without the axis of one graph."""
+
+    def __init__(self, deq: nn.Module) -> None:
+        super().__init__()
+        self.deq = deq
+
+    def forward(self, f: Any, z0: Tensor, **call: Any) -> Any:
+        states, stats = self.deq(lambda z: f(z[None])[0], z0[0], **call)
+        return [z[None] for z in states], stats
