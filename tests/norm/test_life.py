@@ -346,3 +346,18 @@ def test_a_model_that_was_moved_can_be_copied(norm_type: str) -> None:
     reset_norm(twin)
     torch.testing.assert_close(twin.weight, layer.weight)
     assert twin.weight.dtype == torch.float64
+
+
+@every_norm
+def test_evaluation_notices_moved_and_assigned_parameters(norm_type: str) -> None:
+    layer = normalised(norm_type).eval()
+    with torch.no_grad():
+        reset_norm(layer)
+        layer.double()
+        reset_norm(layer)
+        assert layer.weight.dtype == torch.float64
+        before = layer.weight.clone()
+        for parameter in layer.parameters():
+            parameter.data = parameter.data.flip(0).clone()
+        reset_norm(layer)
+        assert not torch.equal(layer.weight, before)

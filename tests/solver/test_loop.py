@@ -154,6 +154,18 @@ def test_a_stop_rule_refuses_nonsense(kwargs: dict[str, Any], message: str) -> N
         StopRule(**kwargs)
 
 
+@pytest.mark.parametrize(
+    "stop", [{"tol": 1e-3, "mode": "rel"}, {"tol": None, "rtol": 1e-3, "atol": 0.0}]
+)
+@pytest.mark.parametrize("factor", [1.1, 2.0])
+def test_states_that_overflow_have_not_converged(stop: dict[str, Any], factor: float) -> None:
+    # |f(z)| overflows while |f(z) - z| is finite: their quotient must not pass for zero.
+    rule = StopRule(max_iter=1200, **stop)
+    z0 = torch.zeros(2, 50)
+    found = solve(lambda z: factor * z + 1, z0, FixedPointIter(), rule, on_failure="ignore")
+    assert found.stats.failed.all()
+
+
 def test_a_diverging_sample_is_told_apart() -> None:
     rates = torch.tensor([[0.5], [3.0]])
     found = solve(

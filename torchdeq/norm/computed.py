@@ -48,7 +48,10 @@ def is_current(weight: Tensor | None, parts: Parts) -> bool:
     if weight is None or origin is None or origin.copy is not None or weight.requires_grad:
         return False
     same = _version(weight) == origin.version is not None
-    return same and not torch.is_grad_enabled() and origin.unchanged(parts, parts)
+    if not same or torch.is_grad_enabled() or not origin.unchanged(parts, parts):
+        return False
+    # Neither a move to another dtype or device nor an assigned ``.data`` counts as a new version.
+    return all(_place(parts[suffix]) == place for suffix, place in origin.places.items())
 
 
 class _Origin:
@@ -66,6 +69,7 @@ class _Origin:
         self.copy = weight.detach().clone() if fresh else None
         self.version, self.grad_fn = _version(weight), weight.grad_fn
         self.versions = {suffix: _version(part) for suffix, part in parts.items()}
+        self.places = {suffix: _place(part) for suffix, part in parts.items()}
 
     def was_overwritten(self, weight: Tensor, parts: Parts) -> bool:
         if weight.is_meta or weight.grad_fn is not self.grad_fn:
@@ -112,6 +116,15 @@ def _rebuild(
 
 def _version(t: Tensor) -> int | None:
     return None if t.is_inference() else t._version
+
+
+def _place(t: Tensor) -> tuple[Any, ...]:
+    """Where the numbers of a tensor are, and what they are."""
+    try:
+        address: int | None = t.data_ptr()
+    except RuntimeError:  # inside a function transform, or no numbers at all
+        address = None
+    return t.dtype, t.device, address
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

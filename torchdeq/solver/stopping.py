@@ -104,10 +104,15 @@ class StopRule:
         """The residual to compare with :attr:`goal`, from ``size`` = |g| and ``norm`` = |f(z)|."""
         if self.goal and self.rtol is not None and self.atol is not None:
             allowed = self.rtol * norm + self.atol
-            return size / allowed.clamp_min(torch.finfo(allowed.dtype).tiny)
+            return _quotient(size, allowed.clamp_min(torch.finfo(allowed.dtype).tiny))
         return relative(size, norm) if self.mode == "rel" else size
 
 
 def relative(size: Tensor, norm: Tensor) -> Tensor:
     """|f(z) - z| / (|f(z)| + eps)."""
-    return size / (norm + _EPS)
+    return _quotient(size, norm + _EPS)
+
+
+def _quotient(size: Tensor, allowed: Tensor) -> Tensor:
+    """An overflowing norm must not make a growing residual look like none."""
+    return torch.where(allowed == inf, inf, size / allowed)
