@@ -26,17 +26,17 @@ test test-all: export OMP_NUM_THREADS := 1
 test test-all: export MKL_NUM_THREADS := 1
 test test-all: export ONEDNN_MAX_CPU_ISA := AVX512_CORE_BF16
 
-test: .venv/.has-dev .venv/.has-zoo
+test: .venv/.has-dev .venv/.has-zoo .venv/.has-video
 	$(BIN)/python -m pytest -n 2
 
-test-all: .venv/.has-dev .venv/.has-zoo
+test-all: .venv/.has-dev .venv/.has-zoo .venv/.has-video
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
 
 bench: .venv/.has-bench
 	$(BIN)/python -m benchmarks
 
 # The other extras are here for the types they bring to mypy.
-lint: .venv/.has-dev .venv/.has-zoo .venv/.has-bench
+lint: .venv/.has-dev .venv/.has-zoo .venv/.has-video .venv/.has-bench
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy $(SOURCES)

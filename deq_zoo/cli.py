@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,7 @@ def make_parser() -> argparse.ArgumentParser:
         sub.add_argument("--last", action="store_true", help="the last weights, not the best")
         sub.add_argument("--cpu", action="store_true", help="do not use an accelerator")
     _add_settings(evaluate)
-    for sub in (predict, report):
+    for sub in (predict, sample, report):
         sub.add_argument("--data-dir", help="folder with the data set's files, if it has moved")
     predict.add_argument("files", nargs="+", type=Path)
     predict.add_argument("--out", type=Path, help="folder for what is written")
@@ -94,6 +93,7 @@ def make_parser() -> argparse.ArgumentParser:
     convert.add_argument("--preset", required=True, help="the preset they belong to")
     convert.add_argument("--out", type=Path, help="file to write (default: FILE.safetensors)")
     convert.add_argument("--force", action="store_true", help="replace the file to write")
+    _add_settings(convert)
     return parser
 
 
@@ -122,12 +122,7 @@ def _with_changes(preset: Preset, args: argparse.Namespace) -> Preset:
 
 def _moved(preset: Preset, args: argparse.Namespace) -> Preset:
     """The preset with its data where the command line says it is."""
-    if args.data_dir is None:
-        return preset
-    if not hasattr(preset.task, "data_dir"):
-        raise ZooError(f"{type(preset.task).__name__} reads no files: drop --data-dir")
-    task = replace(preset.task, data_dir=str(Path(args.data_dir).absolute()))  # type: ignore[type-var]
-    return replace(preset, task=task)
+    return preset if args.data_dir is None else preset.with_data_dir(args.data_dir)
 
 
 def _list(args: argparse.Namespace) -> None:
@@ -222,7 +217,7 @@ def _open(args: argparse.Namespace) -> tuple[Any, Preset, Any]:
 
     from deq_zoo.evaluate import open_model
 
-    model, preset = open_model(args.run, best=not args.last)
+    model, preset = open_model(args.run, best=not args.last, data_dir=args.data_dir)
     accelerator = None if args.cpu else torch.accelerator.current_accelerator(check_available=True)
     device = torch.device("cpu") if accelerator is None else accelerator
     return model.to(device), preset, device
@@ -244,7 +239,6 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 def _predict(args: argparse.Namespace) -> None:
     model, preset, device = _open(args)
-    preset = _moved(preset, args)
     missing = [str(file) for file in args.files if not file.exists()]
     if missing:
         raise ZooError(f"no such file: {', '.join(missing)}")
@@ -289,7 +283,8 @@ def _convert(args: argparse.Namespace) -> None:
     out = args.out or args.file.with_suffix(".safetensors")
     if out.exists() and not args.force:
         raise ZooError(f"{out} exists already: choose another --out, or replace it with --force")
-    count = convert_file(args.file, find_preset(args.preset), args.preset, out)
+    preset = _with_changes(find_preset(args.preset), args)
+    count = convert_file(args.file, preset, args.preset, out)
     print(f"{count} tensors written to {out}")
 
 

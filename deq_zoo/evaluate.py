@@ -31,16 +31,23 @@ def evaluate(
         restore_random_state(before)
 
 
-def load(source: str | Path, best: bool = True) -> nn.Module:
+def load(source: str | Path, best: bool = True, data_dir: str | Path | None = None) -> nn.Module:
     """The trained model of a run folder or checkpoint file, ready for use.
 
     The preset it was trained with is its attribute ``preset``.
+
+    Args:
+        source: the folder or file.
+        best: the best weights of a run, or the last ones.
+        data_dir: where the data is now, for models whose shape depends on it.
     """
-    model, _ = open_model(Path(source), best)
+    model, _ = open_model(Path(source), best, data_dir)
     return model
 
 
-def open_model(path: Path, best: bool = True) -> tuple[nn.Module, Preset]:
+def open_model(
+    path: Path, best: bool = True, data_dir: str | Path | None = None
+) -> tuple[nn.Module, Preset]:
     """A model in evaluation mode and the preset it was trained with."""
     if path.is_dir():
         held = Run.open(path).checkpoint(best)
@@ -49,6 +56,8 @@ def open_model(path: Path, best: bool = True) -> tuple[nn.Module, Preset]:
     else:
         raise ZooError(f"there is no run folder or checkpoint at {path}")
     preset = read_preset(held.config, str(path))
+    if data_dir is not None:
+        preset = preset.with_data_dir(data_dir)
     with torch.random.fork_rng(devices=[]):
         model = preset.task.build()
     load_weights(model, held.model, str(path))

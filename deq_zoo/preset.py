@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal
 
 from deq_zoo.errors import ZooError
@@ -16,6 +17,7 @@ from torchdeq.registry import Registry, suggest
 #: Where each family's presets are defined; imported when one of them is asked for.
 FAMILIES = {
     "ignn": "deq_zoo.ignn.presets",
+    "inr": "deq_zoo.inr.presets",
     "mdeq": "deq_zoo.mdeq.presets",
 }
 
@@ -84,6 +86,13 @@ class Preset:
     def total_steps(self) -> int:
         """Updates of the whole run; looks at the data if it is given in epochs."""
         return self.steps or self.epochs * self.updates_per_epoch
+
+    def with_data_dir(self, folder: str | Path) -> Preset:
+        """The preset with its data elsewhere."""
+        if not hasattr(self.task, "data_dir"):
+            raise ZooError(f"{type(self.task).__name__} reads no files: drop --data-dir")
+        task = replace(self.task, data_dir=str(Path(folder).absolute()))  # type: ignore[type-var]
+        return replace(self, task=task)
 
     def with_deq(self, **options: Any) -> Preset:
         """The preset with other options of the equilibrium, the paper's flags.

@@ -381,12 +381,12 @@ class TestRuns:
             deq_zoo.load(run.path)
 
 
-def save_weights(task: Toy, folder: Path) -> dict[str, torch.Tensor]:
+def save_weights(task: Toy, folder: Path, *options: str) -> dict[str, torch.Tensor]:
     """Weights in the shape of a release, converted to ``net.safetensors``."""
     state = task.build().state_dict()
     released = {f"module.{k.replace('f.', 'linear.')}": v for k, v in state.items()}
     torch.save({"state_dict": released, "epoch": 3}, folder / "net.pth")
-    assert main(["convert", str(folder / "net.pth"), "--preset", "toy"]) == 0
+    assert main(["convert", str(folder / "net.pth"), "--preset", "toy", *options]) == 0
     return state
 
 
@@ -457,6 +457,19 @@ class TestCommands:
         torch.save({"state_dict": Bomb()}, tmp_path / "bomb.pth")
         assert main(["convert", str(tmp_path / "bomb.pth"), "--preset", "toy"]) == 2
         assert "cannot be read as weights" in capsys.readouterr().err
+
+    def test_data_that_moved_is_found_before_a_model_is_built(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        save_weights(Toy(), tmp_path, "--data-dir", str(tmp_path), "--f_max_iter", "7")
+        preset: Any = deq_zoo.load(tmp_path / "net.safetensors", data_dir="elsewhere").preset
+        assert preset.task.data_dir == str(Path("elsewhere").absolute())
+        assert preset.task.deq.f_max_iter == 7
+        capsys.readouterr()
+        run = [str(tmp_path / "net.safetensors"), "--cpu", "--data-dir", "elsewhere"]
+        assert main(["evaluate", *run]) == 0
+        assert json.loads(capsys.readouterr().out)["solver"]["nfe"] == 7
+        assert main(["sample", *run]) == 0
 
     def test_options_of_sampling_are_typed_and_named_by_the_family(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -1,0 +1,181 @@
+"""Which signal a preset is about: photographs that come with packages, files, the paper's sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deq_zoo.errors import DataError, ZooError
+from deq_zoo.inr.readers import AUDIO, IMAGES, VIDEOS, kind_of, read_signal
+from deq_zoo.inr.signal import Kind, Signal
+
+Source = Literal[
+    "astronaut", "chelsea", "coffee", "camera", "ripples", "file",
+    "nature", "text", "celeba", "video", "audio",
+]  # fmt: skip
+PHOTOS = ("astronaut", "chelsea", "coffee", "camera")
+_ARCHIVES = {"nature": "data_div2k.npz", "text": "data_2d_text.npz"}
+_FACES, _SIDE = "celeba_128_tiny.npy", 128
+_FOLDERS = {"nature": IMAGES, "text": IMAGES, "video": VIDEOS, "audio": AUDIO}
+_SQUARE = 512  # of the paper's photographs
+
+
+def kind_of_source(source: Source, file: str | None) -> Kind:
+    """What a source holds, without opening it."""
+    if source == "file":
+        return kind_of(named(file))
+    return {"video": "video", "audio": "audio"}.get(source, "image")  # type: ignore[return-value]
+
+
+def open_signal(
+    source: Source, channels: int, file: str | None, data_dir: str | None, index: int
+) -> Signal:
+    """The signal of a source.
+
+    Args:
+        source: its name.
+        channels: 1 or 3, of images.
+        file: of the source ``file``.
+        data_dir: folder of the sets that are read from disk.
+        index: which of a set's signals.
+    """
+    if source == "file":
+        return read_signal(named(file), channels)
+    if source == "ripples":
+        return Signal("image", ripples(channels))
+    if source in PHOTOS:
+        return Signal("image", _in_channels(_photo(source), channels))
+    root = _folder(source, data_dir)
+    if source == "celeba":
+        return Signal("image", _in_channels(_face(root, index), channels))
+    archive = root / _ARCHIVES.get(source, "")
+    if source in _ARCHIVES and archive.is_file():
+        return Signal("image", _in_channels(_archived(archive, index), channels))
+    files = sorted(path for path in root.rglob("*") if path.suffix.lower() in _FOLDERS[source])
+    if not files:
+        what = f"{archive.name} or " if source in _ARCHIVES else ""
+        raise DataError(f"{root} should hold {what}files that end in {', '.join(_FOLDERS[source])}")
+    signal = read_signal(_pick(files, index, root), channels)
+    return cropped(signal, _SQUARE) if source in _ARCHIVES else signal
+
+
+def cropped(signal: Signal, side: int = 0, shrink: int = 1, length: int = 0) -> Signal:
+    """A part of a signal.
+
+    Args:
+        signal: the whole.
+        side: of a square in the middle of every picture; 0 leaves them.
+        shrink: pictures get so many times smaller, by the mean over squares.
+        length: frames or samples from the start; 0 takes all.
+    """
+    values = signal.values
+    if length and signal.kind != "image":
+        values = values[:length]
+    if signal.kind == "audio":
+        return Signal("audio", values, signal.rate)
+    if shrink > 1:
+        values = _shrunk(values, shrink)
+    if side:
+        height, width = values.shape[-3:-1]
+        if side > min(height, width):
+            raise DataError(f"a square of {side} does not fit into {height} x {width} pixels")
+        top, left = (height - side) // 2, (width - side) // 2
+        values = values[..., top : top + side, left : left + side, :]
+    return Signal(signal.kind, values.contiguous(), signal.rate)
+
+
+def ripples(channels: int, side: int = 16) -> Tensor:
+    """A synthetic image for tests, bytes."""
+    axis = torch.linspace(0, 6, side)
+    down = torch.sin(axis[:, None] * torch.arange(1, channels + 1))  # (side, channels)
+    waves = down[:, None] + axis.cos()[None, :, None]
+    return (127.5 + 60 * waves).byte()
+
+
+def named(file: str | None) -> Path:
+    """The file of the source ``file``."""
+    if file is None:
+        raise DataError("say which file to fit: --set file=PATH, an image, sound or video")
+    return Path(file).expanduser()
+
+
+def _shrunk(values: Tensor, times: int) -> Tensor:
+    height, width = (n // times for n in values.shape[-3:-1])
+    if not height or not width:
+        raise DataError(f"{values.shape[-3]} x {values.shape[-2]} pixels cannot shrink by {times}")
+    cut = values[..., : height * times, : width * times, :]
+    squares = cut.reshape(*values.shape[:-3], height, times, width, times, values.shape[-1])
+    mean = squares.float().mean(dim=(-4, -2))
+    return mean if values.is_floating_point() else mean.round().byte()
+
+
+def _photo(name: str) -> Tensor:
+    try:
+        from skimage import data
+    except ImportError:
+        raise ZooError(
+            f"the photograph {name} comes with scikit-image: pip install 'torchdeq[zoo]'"
+        ) from None
+    pixels: Any = getattr(data, name)()
+    return torch.from_numpy(np.array(pixels)).view(*pixels.shape[:2], -1)
+
+
+def _in_channels(pixels: Tensor, channels: int) -> Tensor:
+    """Grey as three equal channels, colours as their mean."""
+    if pixels.shape[-1] == channels:
+        return pixels
+    if pixels.shape[-1] == 1:
+        return pixels.repeat(*[1] * (pixels.dim() - 1), channels)
+    mean = pixels.float().mean(-1, keepdim=True)
+    return (mean if pixels.is_floating_point() else mean.round().byte()).repeat(1, 1, channels)
+
+
+def _folder(source: str, data_dir: str | None) -> Path:
+    if data_dir is None:
+        raise DataError(f"{source} is read from disk: say where it is with --data-dir FOLDER")
+    root = Path(data_dir)
+    if not root.is_dir():
+        raise DataError(f"there is no folder {root}")
+    return root
+
+
+def _archived(path: Path, index: int) -> Tensor:
+    """One test image of a set of the Fourier-features paper, (512, 512, 3) bytes."""
+    try:
+        with np.load(path, allow_pickle=False) as held:
+            images = held["test_data"]
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{path} should be an archive with 'test_data': {error}") from None
+    if images.ndim != 4 or images.shape[-1] not in (1, 3):
+        raise DataError(f"'test_data' in {path} should be (n, H, W, 3), got {images.shape}")
+    return _as_pixels(_pick(images, index, path))
+
+
+def _face(root: Path, index: int) -> Tensor:
+    path = root / _FACES
+    if not path.is_file():
+        raise DataError(f"{root} should hold {_FACES}, images of 128 x 128 x 3")
+    try:
+        images = np.load(path, allow_pickle=False, mmap_mode="r").reshape(-1, _SIDE, _SIDE, 3)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    return _as_pixels(_pick(images, index, path))
+
+
+def _as_pixels(image: Any) -> Tensor:
+    """Bytes as they are; other numbers are brightness from 0 to 1, or from 0 to 255."""
+    pixels = torch.from_numpy(np.array(image))
+    if pixels.dtype == torch.uint8:
+        return pixels
+    pixels = pixels.float()
+    return pixels / 255 if float(pixels.max()) > 1 else pixels
+
+
+def _pick(items: Any, index: int, source: Path) -> Any:
+    if not 0 <= index < len(items):
+        raise DataError(f"{source} has {len(items)} signals: index={index} is not among them")
+    return items[index]

@@ -1,0 +1,87 @@
+"""A signal to a field in one call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deq_zoo.errors import DataError
+from deq_zoo.inr.model import FieldConfig
+from deq_zoo.inr.readers import read_signal
+from deq_zoo.inr.representation import Representation
+from deq_zoo.inr.signal import Signal
+from deq_zoo.inr.task import FitSignal
+from torchdeq import DEQConfig
+
+#: Input scales of the paper, by kind of signal.
+SCALES = {"image": 128.0, "video": 128.0, "audio": 25000.0}
+_KINDS = {2: "audio", 3: "image", 4: "video"}  # by the axes of a tensor
+
+
+def fit(
+    source: str | Path | Tensor | Signal,
+    steps: int = 500,
+    *,
+    net: FieldConfig | None = None,
+    deq: DEQConfig | None = None,
+    lr: float = 1e-3,
+    seed: int = 0,
+    seconds: float | None = None,
+    device: torch.device | str = "cpu",
+    progress: Callable[[int, float], object] | None = None,
+    **task: Any,
+) -> Representation:
+    """A field of a signal, by the paper's recipe: warm starts, 3 phantom steps, Adam.
+
+    Args:
+        source: an image, wav or video file; a tensor (H, W, c), (T, H, W, c) or (n, 1); a signal.
+        steps: updates.
+        net: the shape of the field; by default 256 wide with the paper's scale for the signal.
+        deq: options of the equilibrium.
+        lr: of Adam.
+        seed: of the initial weights and the order of points.
+        seconds: stop after so long.
+        device: to train on.
+        progress: called with the step and the loss after every step.
+        **task: further options of :class:`~deq_zoo.inr.task.FitSignal`, e.g. ``batch=65536``.
+    """
+    signal = as_signal(source)
+    net = FieldConfig(width=256, input_scale=SCALES[signal.kind]) if net is None else net
+    deq = DEQConfig(f_max_iter=40, grad=[3], on_failure="ignore") if deq is None else deq
+    chosen = FitSignal(net=net, deq=deq, **task).holding(signal)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = chosen.build().to(device)
+    assert isinstance(model, Representation)
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    began, carry = time.monotonic(), None
+    for step in range(steps):
+        loss = chosen.loss(model, chosen.train_batch(step, seed).to(device), carry)
+        carry = loss.carry
+        optimizer.zero_grad(set_to_none=True)
+        loss.value.backward()
+        optimizer.step()
+        if progress is not None:
+            progress(step + 1, loss.value.item())
+        if seconds is not None and time.monotonic() - began > seconds:
+            break
+    return model.eval()
+
+
+def as_signal(source: str | Path | Tensor | Signal) -> Signal:
+    """A signal from a file or a tensor."""
+    if isinstance(source, Signal):
+        return source
+    if not isinstance(source, Tensor):
+        return read_signal(Path(source).expanduser())
+    if source.dim() not in _KINDS:
+        raise DataError(
+            "a tensor to fit is a sound (n, 1), an image (H, W, c) or a video (T, H, W, c), got "
+            f"{tuple(source.shape)}"
+        )
+    return Signal(_KINDS[source.dim()], source)  # type: ignore[arg-type]

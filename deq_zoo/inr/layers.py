@@ -1,0 +1,145 @@
+"""The parts of an equilibrium field: what coordinates inject, and the map whose fixed point it is.
+
+Attribute names are those of the published checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import pi
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Filter = Literal["siren_like", "fourier", "gabor"]
+FILTERS = ("siren_like", "fourier", "gabor")
+
+
+class Injection(nn.Module):
+    r"""Filters of the coordinates, one for each layer of f and one before them.
+
+    .. math:: a = A x + c, \qquad u = a \quad\text{(siren\_like)}, \qquad u = \sin a
+              \quad\text{(fourier)}, \qquad
+              u = \sin a \; e^{-\frac12 \gamma \|x - \mu\|^2} \quad\text{(gabor)}
+
+    Shapes: ``x`` is ``(N, d)``; the result is ``layers + 1`` tensors ``(N, width)``.
+
+    Args:
+        d: coordinates of a point.
+        width: of each filter.
+        layers: of f.
+        filter: which of the three.
+        input_scale: spread of the frequencies A, shared by all filters.
+        alpha: shape of the Gamma distribution from which gabor draws its :math:`\gamma`.
+    """
+
+    def __init__(
+        self, d: int, width: int, layers: int, filter: Filter, input_scale: float, alpha: float
+    ) -> None:
+        super().__init__()
+        self.filter, self.parts = filter, layers + 1
+        rows = self.parts * width
+        self.x_map = nn.Linear(d, rows)
+        scale = torch.full((rows, 1), input_scale / self.parts**0.5)
+        if filter == "gabor":
+            self.mu = nn.Parameter(2 * torch.rand(rows, d) - 1)
+            shape = torch.full((rows,), alpha)
+            self.gamma = nn.Parameter(torch.distributions.Gamma(shape, 1.0).sample())
+            scale = scale * self.gamma.detach()[:, None].sqrt()
+        with torch.no_grad():
+            self.x_map.weight.mul_(scale)  # PyTorch has drawn it from U(±1/sqrt(d))
+            nn.init.uniform_(self.x_map.bias, -pi, pi)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        # Frequencies of thousands times coordinates: half precision would leave nothing of them.
+        with torch.autocast(x.device.type, enabled=False):
+            return [self._part(x, k) for k in range(self.parts)]
+
+    def _part(self, x: Tensor, k: int) -> Tensor:
+        """Filter ``k``, a tensor of its own: cutting one of all would cost a copy in backward."""
+
+        def cut(t: Tensor) -> Tensor:
+            return t.chunk(self.parts)[k]
+
+        a = F.linear(x, cut(self.x_map.weight), cut(self.x_map.bias))
+        if self.filter == "siren_like":
+            return a
+        if self.filter == "fourier":
+            return a.sin()
+        # Differences, not the expanded square: that one can fall below zero.
+        axes = zip(x.unbind(1), cut(self.mu).unbind(1), strict=True)
+        square = sum((x_i[:, None] - mu_i).square() for x_i, mu_i in axes)
+        gamma = cut(self.gamma).clamp_min(0)  # an envelope never grows
+        return a.sin() * torch.exp(-0.5 * gamma * square)
+
+
+class FilteredMap(nn.Module):
+    r"""The map f: layers that mix the state, each with its filter.
+
+    .. math:: \text{siren\_like:}\quad & v_0 = z + \sin u_0, \quad
+              v_l = \sin(W_l v_{l-1} + b_l + u_l) \\
+              \text{fourier, gabor:}\quad & v_0 = z + u_0, \quad
+              v_l = (W_l v_{l-1} + b_l) \odot u_l
+
+    and :math:`f(z) = v_L`.
+
+    Args:
+        width: of the state.
+        layers: L.
+        filter: which injection feeds it.
+    """
+
+    def __init__(self, width: int, layers: int, filter: Filter) -> None:
+        super().__init__()
+        self.filter = filter
+        self.layers = nn.ModuleList(
+            nn.ModuleDict({"z_map": nn.Linear(width, width)}) for _ in range(layers)
+        )
+
+    def at(self, u: Sequence[Tensor], solving: bool = True) -> Callable[[Tensor], Tensor]:
+        """The map z -> f(z) for some points.
+
+        The first filter does not depend on z. A solve has :math:`k = W_1 g_0 + b_1 + u_1` made
+        once, and an iteration is ``sin(W z + k)``. The few steps of a warm start add the filter to
+        z instead: that is one product with W less, and two less in the backward pass.
+
+        Args:
+            u: the injection of the points.
+            solving: whether f will be called many times.
+        """
+        maps = [layer["z_map"] for layer in self.layers]  # type: ignore[index]
+        first, W = maps[0], maps[0].weight.mT
+        if self.filter == "siren_like":
+            g, c = u[0].sin(), first.bias + u[1]
+        else:
+            g, c = u[0], first.bias
+        k = _affine(c, g, W) if solving else None
+
+        def f(z: Tensor) -> Tensor:
+            mixed = _affine(c, z + g, W) if k is None else _affine(k, z, W)
+            v = self._filtered(mixed, u[1], added=True)
+            for map_l, u_l in zip(maps[1:], u[2:], strict=True):
+                v = self._filtered(map_l(v), u_l)
+            return v
+
+        return f
+
+    def _filtered(self, mixed: Tensor, u: Tensor, added: bool = False) -> Tensor:
+        """A layer's output; ``added`` says that a siren's filter is in ``mixed`` already."""
+        if self.filter != "siren_like":
+            return mixed * u if torch.is_grad_enabled() else mixed.mul_(u)
+        mixed = mixed if added else mixed + u
+        return mixed.sin() if torch.is_grad_enabled() else mixed.sin_()  # a solve needs no copy
+
+    def forward(self, z: Tensor, *u: Tensor) -> Tensor:
+        """f(z) for an injection."""
+        return self.at(u, solving=False)(z)
+
+
+def _affine(c: Tensor, z: Tensor, W: Tensor) -> Tensor:
+    """``c + z W``; in mixed precision the sum keeps c's, which holds phases of many turns."""
+    if torch.is_autocast_enabled(z.device.type):
+        return z @ W + c
+    return torch.addmm(c, z, W)

@@ -1,0 +1,94 @@
+"""Files as signals: images by Pillow, sounds by SciPy, videos by PyAV."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deq_zoo.errors import DataError, ZooError
+from deq_zoo.inr.signal import Kind, Signal
+
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".ppm")
+AUDIO = (".wav",)
+VIDEOS = (".mp4", ".mov", ".mkv", ".avi", ".webm", ".gif")
+
+
+def kind_of(path: Path) -> Kind:
+    """What a file holds, by its name."""
+    for kind, suffixes in (("image", IMAGES), ("audio", AUDIO), ("video", VIDEOS)):
+        if path.suffix.lower() in suffixes:
+            return kind  # type: ignore[return-value]
+    known = ", ".join((*IMAGES, *AUDIO, *VIDEOS))
+    raise DataError(f"{path.name} is no image, sound or video by its name; known: {known}")
+
+
+def read_signal(path: Path, channels: int = 3) -> Signal:
+    """The signal in a file.
+
+    Args:
+        path: the file.
+        channels: of an image: 3, or 1 for grey.
+    """
+    kind = kind_of(path)
+    if not path.is_file():
+        raise DataError(f"there is no file {path}")
+    if kind == "image":
+        return Signal("image", read_image(path, channels))
+    if kind == "audio":
+        return read_wav(path)
+    return read_video(path)
+
+
+def read_image(path: Path, channels: int = 3) -> Tensor:
+    """Pixels (H, W, channels) as bytes, upright."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path) as image:
+            upright = ImageOps.exif_transpose(image)
+            pixels = np.array(upright.convert("RGB" if channels == 3 else "L"))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as an image: {error}") from None
+    return torch.from_numpy(pixels).view(*pixels.shape[:2], channels)
+
+
+def read_wav(path: Path) -> Signal:
+    """A sound as one channel whose largest sample is 1 or -1."""
+    from scipy.io import wavfile
+
+    try:
+        rate, held = wavfile.read(path)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path} cannot be read as a wav file: {error}") from None
+    samples = torch.from_numpy(np.array(held, dtype=np.float32))
+    if held.dtype == np.uint8:
+        samples -= 128  # its zero
+    if samples.dim() == 2:
+        samples = samples.mean(1)
+    if not len(samples):
+        raise DataError(f"{path} holds no samples")
+    top = samples.abs().max()
+    return Signal("audio", (samples / top if top > 0 else samples)[:, None], float(rate))
+
+
+def read_video(path: Path) -> Signal:
+    """A video's frames as bytes."""
+    av: Any
+    try:
+        import av
+    except ImportError:
+        raise ZooError("videos are read by PyAV: pip install 'torchdeq[zoo]'") from None
+    try:
+        with av.open(str(path)) as held:
+            stream = held.streams.video[0]
+            rate = float(stream.average_rate or 25)
+            frames = [torch.from_numpy(f.to_ndarray(format="rgb24")) for f in held.decode(stream)]
+    except (av.error.FFmpegError, IndexError, OSError) as error:
+        raise DataError(f"{path} cannot be read as a video: {error}") from None
+    if not frames:
+        raise DataError(f"{path} holds no frames")
+    return Signal("video", torch.stack(frames), rate)
