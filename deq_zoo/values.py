@@ -109,6 +109,7 @@ def with_settings(value: Any, settings: Sequence[str]) -> Any:
     # Zeros of fields that exclude each other come last: by then the other one is set.
     for full, new in sorted(parsed, key=lambda item: item[0] in _EITHER and not item[1]):
         other = _EITHER.get(full)
+        other = other if other in known else None
         if other is not None and new:
             value = replace(value, **{other: 0, full: new})
         elif other is None or getattr(value, other) == 0:

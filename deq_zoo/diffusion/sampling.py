@@ -1,0 +1,173 @@
+"""Sampling in parallel: a chain solved as one equilibrium, whole or in a window that slides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deq_zoo.diffusion.adjoint import Adjoint, Work, attach
+from deq_zoo.diffusion.chain import ParallelChain
+from torchdeq import SolverStat, Status, StopRule, solve
+from torchdeq.solver import FixedPointIter, Solver, make_solver, report_failures
+
+Progress = Callable[[int, float], object]  # rounds so far, worst relative residual
+_BURST = 8  # evaluations before a window slides, for solvers that learn from the ones before
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """The states of a chain.
+
+    Args:
+        states: (B, T, C, H, W).
+        stats: of the solve, one entry per image (or per state: scope "timestep").
+        work: rounds and evaluations of the network; a backward pass adds its own.
+    """
+
+    states: Tensor
+    stats: SolverStat
+    work: Work = field(default_factory=Work)
+
+    @property
+    def image(self) -> Tensor:
+        """The last state, (B, C, H, W)."""
+        return self.states[:, -1]
+
+
+def parallel_sample(
+    chain: ParallelChain,
+    z0: Tensor,
+    noise: Tensor | None = None,
+    *,
+    solver: str | Solver[Any] = "anderson",
+    stop: StopRule | None = None,
+    start: Tensor | None = None,
+    window: int = 0,
+    burst: int = 0,
+    adjoint: Adjoint | None = None,
+    on_failure: str = "warn",
+    progress: Progress | None = None,
+) -> Trajectory:
+    """The states to which a chain leads, found all at once.
+
+    They are those of the sequential chain, up to the tolerance. With grad mode on, they are
+    differentiable with respect to ``z0`` and ``noise``, exactly; the network's weights get no
+    gradient.
+
+    Args:
+        chain: the chain.
+        z0: initial noise, (B, C, H, W).
+        noise: of every step, (B, T, C, H, W), for a stochastic chain.
+        solver: a registered solver, by name or as an object.
+        stop: evaluations allowed, and tolerance; by default until the residual is 1e-4 of the
+            state, with a budget that plain iteration never needs.
+        start: states to start from, (B, T, C, H, W); copies of ``z0`` by default.
+        window: states worked on at once; those before it are done and no longer evaluated, those
+            after it wait. 0 solves all of them in one go.
+        burst: evaluations before the window slides; by default 1 for plain iteration, else 8.
+        adjoint: how the gradient is found.
+        on_failure: what to do about images that did not converge: ignore, warn or raise.
+        progress: called after each round.
+    """
+    chain.check(z0, noise)
+    if window < 0 or burst < 0:
+        raise ValueError(f"window and burst must be at least 0, got {window} and {burst}")
+    rule = make_solver(solver, {}) if isinstance(solver, str) else solver
+    burst = burst or (1 if isinstance(rule, FixedPointIter) else _BURST)
+    if stop is None:
+        stop = StopRule((burst if window else 2) * (len(chain) + 5), 1e-4, "rel")
+    Z, f = _start(chain, z0, start), _Map(chain, z0.detach(), noise, progress)
+    with torch.no_grad():
+        if window:
+            Z, stats = _slide(f, Z, rule, stop, window, burst)
+            if on_failure != "ignore" and stop.goal and stop.max_iter:
+                report_failures(stats, on_failure, "the sampling chain")
+        else:
+            Z, stats = f.solve(Z, rule, stop, on_failure)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (z0, noise)):
+        Z = attach(chain, Z, z0, noise, adjoint or Adjoint(), f.work)
+    return Trajectory(Z, stats, f.work)
+
+
+def _start(chain: ParallelChain, z0: Tensor, start: Tensor | None) -> Tensor:
+    shape = (len(z0), len(chain), *z0.shape[1:])
+    if start is None:
+        return z0.detach()[:, None].expand(shape).clone()
+    if start.shape != shape:
+        raise ValueError(f"start must be (B, T, C, H, W) = {shape}, got {tuple(start.shape)}")
+    return start.detach().clone()
+
+
+class _Map:
+    """f of the steps from ``first`` on, for a solver; it counts, and remembers its last call."""
+
+    def __init__(
+        self, chain: ParallelChain, z0: Tensor, noise: Tensor | None, progress: Progress | None
+    ) -> None:
+        self.chain, self.noise, self.progress = chain, noise, progress
+        self.before, self.first, self.work = z0, 0, Work()
+        self.last: tuple[Tensor, Tensor] | None = None
+
+    def __call__(self, Z: Tensor, before: Tensor, noise: Tensor | None = None) -> Tensor:
+        self.work.add(Z.shape[0] * Z.shape[1])
+        fZ = self.chain(Z, before, noise, self.first)
+        self.last = Z, fZ
+        if self.progress is not None and Z.numel():
+            size, norm = (t.flatten(1).norm(dim=1) for t in (fZ - Z, fZ))
+            self.progress(self.work.rounds, float((size / norm.clamp_min(1e-30)).max()))
+        return fZ
+
+    def solve(
+        self, Z: Tensor, rule: Solver[Any], stop: StopRule, on_failure: str
+    ) -> tuple[Tensor, SolverStat]:
+        """States that stay the same under f, as the chain's scope says: together or each alone."""
+        if self.chain.scope == "trajectory":
+            rows = (self.before,) if self.noise is None else (self.before, self.noise)
+            found = solve(
+                self, Z, rule, stop, args=rows, compact=stop.goal > 0, on_failure=on_failure
+            )
+        else:
+            found = solve(self._rows(Z), Z.flatten(0, 1), rule, stop, on_failure=on_failure)
+        assert isinstance(found.z, Tensor)
+        return found.z.view_as(Z), found.stats
+
+    def _rows(self, Z: Tensor) -> Callable[[Tensor], Tensor]:
+        return lambda rows: self(rows.view_as(Z), self.before, self.noise).flatten(0, 1)
+
+
+def _slide(
+    f: _Map, Z: Tensor, rule: Solver[Any], stop: StopRule, window: int, burst: int
+) -> tuple[Tensor, SolverStat]:
+    """Solve in a window that moves on over states that are done."""
+    T, z0 = Z.shape[1], f.before
+    sizes, norms = (torch.full(Z.shape[:2], value, device=Z.device) for value in (inf, 1.0))
+    first, end = 0, min(window, T)
+    while first < T and f.work.rounds < stop.max_iter:
+        some = StopRule(min(burst, stop.max_iter - f.work.rounds), None, return_final=True)
+        f.first, f.before = first, Z[:, first - 1] if first else z0
+        f.solve(Z[:, first:end], rule, some, "ignore")
+        assert f.last is not None
+        old, new = f.last
+        sizes[:, first:end] = (new - old).flatten(2).norm(dim=2)
+        Z[:, first:end] = new  # after its use: the solver may have started from this memory
+        norms[:, first:end] = new.flatten(2).norm(dim=2)
+        sizes[:, first] = 0.0  # made by its step from a state that is done
+        met = (stop.measure(sizes, norms)[:, first:end] <= stop.goal).all(0)
+        moved = max(1, int(met.int().cumprod(0).sum()))
+        Z[:, end : end + moved] = Z[:, end - 1 : end]  # a better guess than what was there
+        first, end = first + moved, min(end + moved, T)
+    size, norm = sizes.norm(dim=1), norms.norm(dim=1)
+    status = torch.full_like(size, int(Status.CONVERGED if first == T else Status.MAX_ITER))
+    stats = SolverStat(
+        abs_lowest=size,
+        rel_lowest=size / norm,
+        nstep=torch.full_like(size, f.work.rounds),
+        nfe=f.work.rounds,
+        status=status.to(torch.int8),
+    )
+    return Z, stats

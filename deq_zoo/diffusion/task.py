@@ -1,0 +1,347 @@
+"""Denoisers: trained to tell noise from image, then sampled from and inverted as equilibria."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from deq_zoo.diffusion import data as sets
+from deq_zoo.diffusion.adjoint import Adjoint
+from deq_zoo.diffusion.chain import ParallelChain
+from deq_zoo.diffusion.convert import from_ddpm
+from deq_zoo.diffusion.inversion import Inversion, invert
+from deq_zoo.diffusion.model import CIFAR10, Denoiser, UNetConfig
+from deq_zoo.diffusion.options import ChainConfig, InversionConfig, Sampling
+from deq_zoo.diffusion.package import diffusers
+from deq_zoo.diffusion.sampling import parallel_sample
+from deq_zoo.diffusion.steps import spaced
+from deq_zoo.errors import DataError, ZooError
+from deq_zoo.record import SolverRecord
+from deq_zoo.task import (
+    Evaluation,
+    Loss,
+    Picture,
+    Score,
+    Shard,
+    Task,
+    batch_indices,
+    generator,
+    steps_in_epoch,
+)
+from torchdeq import DEQConfig, Phantom, SolverStat
+from torchdeq.registry import suggest
+from torchdeq.solver import SOLVERS, make_solver
+
+
+@dataclass(frozen=True)
+class Denoise(Task):
+    """Predict the noise in an image; judged on held-out images, sampled and inverted in parallel.
+
+    Args:
+        net: the shape of the network.
+        deq: options of the equilibrium, for sampling and inversion.
+        chain: the chain that is solved.
+        inversion: how images are inverted.
+        data: digits (embedded), blobs (for tests), cifar10, celeba or folder (from ``data_dir``).
+        data_dir: folder with the data set's files.
+        batch: images per step.
+        flip: whether training images are mirrored at random.
+        decay: of the weights' running average.
+        noise_levels: timesteps of training.
+        prediction: what the network tells: the noise, or noise and image turned by the noise level,
+            which small networks learn sooner.
+        eval_images: held-out images to judge by; 0 takes all.
+        previews: images sampled when the model is judged.
+        limit: use only so many training images; 0 uses all.
+    """
+
+    score: ClassVar[Score] = Score("val_loss", higher_is_better=False)
+
+    net: UNetConfig = CIFAR10
+    deq: DEQConfig = field(default_factory=DEQConfig)
+    chain: ChainConfig = field(default_factory=ChainConfig)
+    inversion: InversionConfig = field(default_factory=InversionConfig)
+    data: Literal["digits", "blobs", "cifar10", "celeba", "folder"] = "cifar10"
+    data_dir: str | None = None
+    batch: int = 128
+    flip: bool = False
+    decay: float = 0.9999
+    noise_levels: int = 1000
+    prediction: Literal["epsilon", "v_prediction"] = "epsilon"
+    eval_images: int = 500
+    previews: int = 4
+    limit: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "noise_levels"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("limit", "eval_images", "previews"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+
+    @cached_property
+    def train_set(self) -> sets.Images:
+        return self._open("train")
+
+    @cached_property
+    def held_out(self) -> sets.Images:
+        return self._open("val")
+
+    def _open(self, split: str) -> sets.Images:
+        size, channels = self.net.size, self.net.channels
+        if self.data == "blobs":
+            return sets.blobs(split, size, channels)
+        if self.data == "digits":
+            return sets.digits(split)
+        if self.data_dir is None:
+            raise DataError(
+                f"{self.data} is read from disk: say where it is with --data-dir FOLDER"
+            )
+        root = Path(self.data_dir)
+        if self.data == "cifar10":
+            return sets.cifar10(root, split)
+        box = sets.CELEBA_BOX if self.data == "celeba" else None
+        return sets.folder(root, split, size, channels, box)
+
+    @cached_property
+    def scheduler(self) -> Any:
+        """DDIM's scheduler for the noise levels of training: linear betas, nothing clipped."""
+        return diffusers().DDIMScheduler(
+            num_train_timesteps=self.noise_levels,
+            clip_sample=False,
+            prediction_type=self.prediction,
+        )
+
+    def build(self) -> nn.Module:
+        return Denoiser(self.net, self.decay)
+
+    @cached_property
+    def _train_size(self) -> int:
+        n = len(self.train_set)
+        return min(n, self.limit) if self.limit else n
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return steps_in_epoch(self._train_size, self.batch, drop_last=True)
+
+    def train_batch(self, step: int, seed: int, shard: Shard) -> tuple[Tensor, Tensor, Tensor]:
+        rows = batch_indices(self._train_size, self.batch, step, seed, drop_last=True)
+        rng = generator("noise", seed, step)
+        mine = slice(shard.rank, None, shard.world)
+        x = self.train_set.take(rows[mine])
+        flipped = torch.rand(len(rows), generator=rng)[mine] < 0.5
+        if self.flip:
+            x = torch.where(flipped[:, None, None, None], x.flip(-1), x)
+        t, noise = self._noise(len(rows), rng)
+        return x, t[mine], noise[mine]
+
+    def _noise(self, n: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Timesteps in pairs from both ends, and noise."""
+        half = torch.randint(self.noise_levels, (-(-n // 2),), generator=rng)
+        t = torch.cat((half, self.noise_levels - 1 - half))[:n]
+        shape = (n, self.net.channels, self.net.size, self.net.size)
+        return t, torch.randn(shape, generator=rng)
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor, Tensor], carry: Any) -> Loss:
+        return Loss(self._errors(model, *batch).mean())
+
+    def _errors(self, model: nn.Module, x: Tensor, t: Tensor, noise: Tensor) -> Tensor:
+        """(n,) mean squared error of what the network tells of each noisy image."""
+        told = model(self.scheduler.add_noise(x, noise, t), t)
+        velocity = self.prediction == "v_prediction"
+        target = self.scheduler.get_velocity(x, noise, t) if velocity else noise
+        errors: Tensor = (told - target).square().mean(dim=(1, 2, 3))
+        return errors
+
+    def after_step(self, model: nn.Module) -> None:
+        model.update_average()  # type: ignore[operator]
+
+    def make_chain(self, model: nn.Module, config: ChainConfig) -> ParallelChain:
+        """A chain of the model's."""
+        t = spaced(config.spacing, config.steps, self.noise_levels)
+        return ParallelChain(model, self.scheduler, t, config.eta, config.scope, chunk=config.chunk)
+
+    def evaluate(self, model: nn.Module, device: torch.device, thorough: bool) -> Evaluation:
+        record, n = SolverRecord(), len(self.held_out)
+        rows = torch.arange(min(n, self.eval_images or n))
+        t, noise = self._noise(len(rows), generator("judge"))
+        errors = [
+            self._errors(
+                model,
+                self.held_out.take(rows[part]).to(device),
+                t[part].to(device),
+                noise[part].to(device),
+            )
+            for part in torch.arange(len(rows)).split(self.batch)
+        ]
+        metrics = {"val_loss": float(torch.cat(errors).mean())}
+        if self.previews:
+            metrics |= self._judge_chain(model, device, record)
+        if thorough and self.inversion.images:
+            found = self.invert(model, self._targets(device))
+            metrics |= {
+                "inversion_sse": float(found.sse.mean()),
+                "inversion_psnr": float(found.psnr.mean()),
+            }
+        return Evaluation(metrics, record)
+
+    def _judge_chain(
+        self, model: nn.Module, device: torch.device, record: SolverRecord
+    ) -> dict[str, float]:
+        """How far the parallel chain is from the sequential one."""
+        chain = self.make_chain(model, self.chain)
+        z0, noise = self.initial(chain, self.previews, 0, device)
+        images, stats, _ = self.solved(chain, z0, noise)
+        record.add(stats)
+        exact = chain.sequential(z0, noise)
+        return {"chain_error": float((images - exact).norm() / exact.norm())}
+
+    def initial(
+        self, chain: ParallelChain, n: int, seed: int, device: torch.device
+    ) -> tuple[Tensor, Tensor | None]:
+        """Noise to start from, and that of the steps; the same on every device."""
+        rng = generator("sample", seed)
+        z0 = torch.randn(n, self.net.channels, self.net.size, self.net.size, generator=rng)
+        noise = chain.noise(z0, rng)
+        return z0.to(device), None if noise is None else noise.to(device)
+
+    def solved(
+        self, chain: ParallelChain, z0: Tensor, noise: Tensor | None, window: int | None = None
+    ) -> tuple[Tensor, SolverStat, Any]:
+        """Images, how the solve went and what it took, as the options say."""
+        rule = make_solver(self.deq.f_solver, self.deq.f_solver_kwargs)
+        found = parallel_sample(
+            chain, z0, noise, solver=rule, stop=self.deq.f_stop, on_failure="ignore",
+            window=self.chain.window if window is None else window,
+        )  # fmt: skip
+        return found.image, found.stats, found.work
+
+    def _targets(self, device: torch.device) -> Tensor:
+        n = min(self.inversion.images, len(self.held_out))
+        return self.held_out.take(torch.arange(n)).to(device)
+
+    def invert(self, model: nn.Module, images: Tensor) -> Inversion:
+        """Noise for images, as the options say."""
+        deq, how = self.deq, self.inversion
+        chain = self.make_chain(model, self.chain)
+        rng = generator("inversion")
+        return invert(
+            chain,
+            images,
+            method="implicit" if deq.implicit else "phantom",
+            steps=how.steps,
+            lr=how.lr,
+            noise=chain.noise(images, rng),
+            solver=make_solver(deq.f_solver, deq.f_solver_kwargs),
+            stop=deq.f_stop,
+            adjoint=Adjoint(window=how.window, tol=deq.b_tol),
+            phantom=Phantom(grad=deq.grad[-1], tau=deq.tau),
+            warm=how.warm,
+            enough=how.enough,
+        )
+
+    def pictures(self, model: nn.Module, device: torch.device) -> list[Picture]:
+        from deq_zoo.diffusion.pictures import chains, inversions, progress
+
+        chain = self.make_chain(model, self.chain)
+        z0, noise = self.initial(chain, 16, 1, device)
+        with torch.no_grad():
+            images, _, work = self.solved(chain, z0, noise)
+            exact = chain.sequential(z0, noise)
+            found = self.invert(model, self.held_out.take(torch.arange(8)).to(device))
+        targets = self.held_out.take(torch.arange(8))
+        return [
+            chains(exact.cpu(), images.cpu(), len(chain), work),
+            progress(*self._rounds(chain, z0[:4], noise if noise is None else noise[:4])),
+            inversions(targets, found),
+        ]
+
+    def _rounds(
+        self, chain: ParallelChain, z0: Tensor, noise: Tensor | None
+    ) -> tuple[list[int], Tensor]:
+        """What the last state looks like after some rounds."""
+        seen: list[Tensor] = []
+        with torch.no_grad():
+            Z = z0[:, None].expand(-1, len(chain), -1, -1, -1)
+            rounds = [1, 2, 4, 6, 8, 12, 16]
+            for k in range(1, rounds[-1] + 1):
+                Z = chain(Z, z0, noise)
+                if k in rounds:
+                    seen.append(Z[:, -1].cpu())
+        return rounds, torch.stack(seen)
+
+    def convert(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A UNet of the old DDPM format or of diffusers, as network and as average."""
+        made = from_ddpm(state)
+        own = self.build().state_dict()
+        held = {name: value for name, value in own.items() if name.endswith("n_averaged")}
+        for prefix in ("unet.", "average.module."):
+            held |= {prefix + name: value for name, value in made.items()}
+        return held
+
+    def predict(
+        self, model: nn.Module, files: Sequence[Path], out: Path | None, device: torch.device
+    ) -> list[str]:
+        """Invert images; beside ``out`` or the files: the reconstruction and the noise."""
+        from deq_zoo.diffusion.pictures import write_image
+
+        box = sets.CELEBA_BOX if self.data == "celeba" else None
+        images = [sets.read_image(f, self.net.size, self.net.channels, box) for f in files]
+        found = self.invert(model, torch.stack(images).to(device))
+        lines = []
+        for k, file in enumerate(files):
+            place = (out or file.parent) / file.stem
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_image(place.with_name(f"{file.stem}-reconstruction.png"), found.images[k])
+            torch.save(found.noise[k].cpu(), place.with_name(f"{file.stem}-noise.pt"))
+            lines.append(
+                f"{file}: summed squared error {float(found.sse[k]):.3g}, "
+                f"PSNR {float(found.psnr[k]):.1f} dB"
+            )
+        lines.append(
+            f"{found.seconds:.1f} s, {found.work.rounds} rounds, "
+            f"{found.work.evaluations} evaluations"
+        )
+        return lines
+
+    def sampling(self) -> Sampling:
+        return Sampling(eta=self.chain.eta, steps=self.chain.steps, window=self.chain.window)
+
+    def sample(
+        self, model: nn.Module, options: Sampling, out: Path, device: torch.device
+    ) -> Iterator[str]:
+        from deq_zoo.diffusion.pictures import write_grid
+
+        sequential = options.solver == "sequential"
+        if not sequential and options.solver not in SOLVERS:
+            known = [*SOLVERS, "sequential"]
+            raise ZooError(f"unknown solver {options.solver!r}{suggest(options.solver, known)}")
+        config = replace(self.chain, steps=options.steps, eta=options.eta)
+        chain = self.make_chain(model, config)
+        z0, noise = self.initial(chain, options.n, options.seed, device)
+        out.mkdir(parents=True, exist_ok=True)
+        path = out / f"samples-{options.seed}.png"
+        with torch.no_grad():
+            if sequential:
+                images, told = chain.sequential(z0, noise), f"{len(chain)} rounds"
+            else:
+                deq = self.deq.with_options(
+                    f_tol=options.tol, f_stop_mode="rel", f_max_iter=2 * len(chain) + 10
+                )
+                if options.solver != deq.f_solver:
+                    deq = deq.with_options(f_solver=options.solver, f_solver_kwargs={})
+                task = replace(self, deq=deq)
+                images, stats, work = task.solved(chain, z0, noise, options.window)
+                told = (
+                    f"{work.rounds} rounds instead of {len(chain)}, {work.evaluations} "
+                    f"evaluations, relative residual {float(stats['rel_lowest'].max()):.1e}"
+                )
+        write_grid(path, images)
+        yield f"{options.n} images in {path}: {told}"

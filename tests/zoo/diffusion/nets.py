@@ -1,0 +1,86 @@
+"""Small networks and the golden cases."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from deq_zoo.diffusion import UNetConfig, make_unet
+from deq_zoo.diffusion.convert import from_ddpm
+from deq_zoo.diffusion.package import diffusers
+
+GOLDEN = Path(__file__).parents[4] / "shared" / "golden" / "deq-ddim"  # where present
+TINY = UNetConfig(size=16, widths=(32, 64), blocks=1, attention=(8,), dropout=0.0)
+
+
+class Net(nn.Module):
+    """A smooth denoiser of milliseconds that knows its timestep."""
+
+    def __init__(self, channels: int = 1, width: int = 4) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, width, 3, padding=1)
+        self.second = nn.Conv2d(width, channels, 3, padding=1)
+        self.calls: list[int] = []
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        self.calls.append(len(x))
+        late = (t.to(x.dtype) / 1000).view(-1, 1, 1, 1)
+        out: Tensor = self.second(torch.tanh(self.first(x) + late)) + 0.3 * x
+        return out
+
+
+def net(dtype: torch.dtype = torch.float64, seed: int = 0, channels: int = 1) -> Net:
+    torch.manual_seed(seed)
+    return Net(channels).to(dtype).eval()
+
+
+def scheduler(exact: bool = True, **options: Any) -> Any:
+    """DDIM's; ``exact`` computes its coefficients in float64."""
+    made = diffusers().DDIMScheduler(**{"clip_sample": False, **options})
+    if exact:
+        made.alphas_cumprod = made.alphas_cumprod.double()
+        made.final_alpha_cumprod = made.final_alpha_cumprod.double()
+    return made
+
+
+def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+@torch.no_grad()
+def by_steps(
+    unet: nn.Module, made: Any, T: int, z0: Tensor, eta: float = 0.0, noise: Tensor | None = None
+) -> Tensor:
+    """The chain as diffusers runs it: (B, T, C, H, W)."""
+    made.set_timesteps(T)
+    z, held = z0, []
+    for k, t in enumerate(made.timesteps):
+        m = unet(z, t.expand(len(z)))
+        m = m if isinstance(m, Tensor) else m.sample
+        extra = {} if noise is None else {"variance_noise": noise[:, k]}
+        z = made.step(m, int(t), z, eta=eta, **extra).prev_sample
+        held.append(z)
+    return torch.stack(held, dim=1)
+
+
+@cache
+def golden() -> tuple[nn.Module, dict[str, Tensor], Any]:
+    """The tiny network with its weights, the tensors and the manifest."""
+    if not GOLDEN.is_dir():
+        pytest.skip("the golden data is not here")
+    unet = make_unet(TINY).eval()
+    unet.load_state_dict(from_ddpm(load_file(GOLDEN / "weights_tiny.safetensors")))
+    facts = json.loads((GOLDEN / "manifest.json").read_text())
+    return unet, load_file(GOLDEN / "io.safetensors"), facts
+
+
+def error(got: Tensor, expected: Tensor) -> float:
+    """Relative to the largest entry."""
+    return float((got - expected).abs().max() / expected.abs().max())

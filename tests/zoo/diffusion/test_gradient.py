@@ -1,0 +1,143 @@
+"""Exact gradients, inversion and interpolation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from deq_zoo.diffusion import Adjoint, ParallelChain, interpolate, invert, parallel_sample
+from deq_zoo.diffusion.inversion import METHODS
+from tests.zoo.diffusion.nets import drawn, error, net, scheduler
+from torchdeq import StopRule
+
+EXACT = StopRule(60, 1e-14, "rel")
+
+
+def through_equilibrium(
+    chain: ParallelChain, z0: Tensor, noise: Tensor | None, adjoint: Adjoint
+) -> Tensor:
+    return parallel_sample(
+        chain, z0, noise, solver="fixed_point_iter", stop=EXACT, adjoint=adjoint,
+        on_failure="ignore",
+    ).states  # fmt: skip
+
+
+@pytest.mark.parametrize("window", [1, 3, 0])
+@pytest.mark.parametrize("solver", ["fixed_point_iter", "anderson"])
+@pytest.mark.parametrize("options", [{}, {"clip_sample": True}, {"prediction_type": "sample"}])
+def test_gradient_is_that_of_the_sequential_chain(
+    window: int, solver: str, options: dict[str, Any]
+) -> None:
+    """Of a loss on every state, with respect to initial noise and noises; in chunks of 7."""
+    chain = ParallelChain(net(), scheduler(**options), 8, 0.7, chunk=7)
+    z0 = drawn(2, 1, 4, 4).requires_grad_()
+    noise = drawn(2, 8, 1, 4, 4, seed=1).requires_grad_()
+    weights = drawn(2, 8, 1, 4, 4, seed=2)
+    held: list[Tensor] = []
+    chain.sequential(z0, noise, lambda k, z: held.append(z))
+    expected = torch.autograd.grad((torch.stack(held, 1) * weights).sum(), (z0, noise))
+    adjoint = Adjoint(window=window, solver=solver, tol=1e-13, max_iter=80)
+    states = through_equilibrium(chain, z0, noise, adjoint)
+    got = torch.autograd.grad((states * weights).sum(), (z0, noise))
+    for a, b in zip(got, expected, strict=True):
+        assert error(a, b) < 1e-10
+
+
+def test_gradcheck() -> None:
+    chain = ParallelChain(net(), scheduler(), 4)
+    z0 = drawn(1, 1, 3, 3).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda z: through_equilibrium(
+            chain, z, None, Adjoint(window=2, solver="fixed_point_iter", tol=1e-13)
+        ),
+        (z0,),
+    )
+
+
+def test_no_graph_without_grad_mode_and_none_for_weights() -> None:
+    unet, z0 = net(), drawn(1, 1, 4, 4)
+    chain = ParallelChain(unet, scheduler(), 5)
+    assert not parallel_sample(chain, z0).states.requires_grad
+    assert not chain.sequential(z0).requires_grad
+    with torch.no_grad():
+        assert not parallel_sample(chain, z0.requires_grad_()).states.requires_grad
+    parallel_sample(chain, z0).image.sum().backward()
+    assert all(p.grad is None for p in unet.parameters())
+
+
+def test_the_reverse_sweep_takes_a_product_for_each_step() -> None:
+    chain = ParallelChain(net(), scheduler(), 6)
+    z0 = drawn(2, 1, 4, 4).requires_grad_()
+    found = parallel_sample(chain, z0)
+    rounds, evaluations = found.work.rounds, found.work.evaluations
+    found.image.sum().backward()
+    assert found.work.rounds - rounds == 6
+    assert found.work.evaluations - evaluations == 12
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_inversion_lowers_the_error_and_keeps_noise_with_its_own_error(method: Any) -> None:
+    chain = ParallelChain(net(), scheduler(), 8)
+    x = chain.sequential(drawn(3, 1, 4, 4))
+    found = invert(chain, x, method=method, steps=12, lr=0.05, stop=StopRule(30, 1e-8, "rel"))
+    assert (found.sse < 0.8 * found.history[0]).all()
+    again = (chain.sequential(found.noise) - x).square().sum(dim=(1, 2, 3))
+    slack = 1e-2 if method == "phantom" else 1e-6  # a damped state is not quite the chain's
+    assert float(((again - found.sse) / found.history[0]).abs().max()) < slack
+    assert torch.allclose(found.mse, found.sse / 16)
+    assert torch.allclose(found.psnr, 10 * torch.log10(4 / found.mse))
+    assert found.history.shape == (12, 3)
+
+
+def test_implicit_and_sequential_inversion_take_the_same_path() -> None:
+    chain = ParallelChain(net(), scheduler(), 8, 0.5)
+    x, noise = drawn(2, 1, 4, 4) / 3, drawn(2, 8, 1, 4, 4, seed=4)
+    paths = [
+        invert(chain, x, method=m, steps=5, noise=noise, stop=EXACT).history
+        for m in ("implicit", "sequential")
+    ]
+    assert error(*paths) < 1e-9
+
+
+def test_inversion_ends_when_told_or_good_enough() -> None:
+    chain = ParallelChain(net(), scheduler(), 5)
+    x = drawn(2, 1, 4, 4)
+    assert len(invert(chain, x, each=lambda k, sse: k == 2).history) == 3
+    assert len(invert(chain, x, enough=1e9).history) == 1
+    with pytest.raises(ValueError, match="known"):
+        invert(chain, x, method="exact")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="steps"):
+        invert(chain, x, steps=0)
+    with pytest.raises(ValueError, match="start"):
+        invert(chain, x, start=x[:1])
+
+
+def test_a_warm_start_saves_rounds() -> None:
+    chain = ParallelChain(net(), scheduler(), 20)
+    x = drawn(2, 1, 4, 4) / 3
+    work = {
+        warm: invert(chain, x, steps=6, warm=warm, stop=StopRule(40, 1e-6, "rel")).work.rounds
+        for warm in (True, False)
+    }
+    assert work[True] < work[False]
+
+
+def test_interpolation_keeps_ends_and_length() -> None:
+    a, b = drawn(2, 1, 16, 16), drawn(2, 1, 16, 16, seed=1)
+    path = interpolate(a, b, 5)
+    assert path.shape == (5, 2, 1, 16, 16)
+    assert error(path[0], a) < 1e-12
+    assert error(path[-1], b) < 1e-12
+    length = path.flatten(2).norm(dim=2)
+    assert float((length / length[0]).sub(1).abs().max()) < 0.1
+    assert error(interpolate(a, a, 3), a.expand(3, -1, -1, -1, -1)) < 1e-12
+    with pytest.raises(ValueError, match="at least 2"):
+        interpolate(a, b, 1)
+
+
+def test_adjoint_options_are_checked() -> None:
+    with pytest.raises(ValueError, match="window"):
+        Adjoint(window=-1)
