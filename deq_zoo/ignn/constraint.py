@@ -49,4 +49,5 @@ def project_rows(W: Tensor, radius: float | Tensor) -> Tensor:
 
 def projected_through(W: Tensor, radius: float | Tensor) -> Tensor:
     """:func:`project_rows` in value; gradients pass as if it were not there."""
-    return W + (project_rows(W.detach(), radius) - W.detach())
+    # The zero is what is added: a difference added to W would round at the scale of W.
+    return project_rows(W.detach(), radius) + (W - W.detach())

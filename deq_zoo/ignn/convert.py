@@ -60,15 +60,17 @@ def to_authors(model: nn.Module) -> dict[str, Tensor]:
     return state | {key: like.new_zeros(shape) for key, shape in _only_theirs(model).items()}
 
 
-def _only_theirs(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Names and shapes of the authors' parameters that nothing depends on."""
-    found = {}
+def _only_theirs(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of what the authors' models hold and nothing depends on."""
+    found: dict[str, tuple[int, ...]] = {}
     for name, layer in model.named_modules():
         if isinstance(layer, ImplicitGraph):
             prefix = f"{name}." if name else ""
             found[f"{prefix}bias"] = (layer.out_features, 1)
-            if layer.Omega_2 is None:
-                found[f"{prefix}Omega_2"] = (layer.out_features, layer.in_features)
+            if layer.Omega_2 is None:  # its parts under a norm are those of its twin
+                twin = {k: v for k, v in layer.state_dict().items() if k.startswith("Omega_1")}
+                for key, value in twin.items():
+                    found[prefix + key.replace("Omega_1", "Omega_2")] = tuple(value.shape)
     return found
 
 

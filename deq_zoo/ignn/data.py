@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deq_zoo.ignn.graph import Graphs, normalised_edges
+from deq_zoo.ignn.graph import MARGIN, Graphs, normalised_edges
 from deq_zoo.task import generator
 
 
@@ -39,9 +39,9 @@ class NodeSet:
         return self.y.shape[1] if self.y.dim() == 2 else int(self.y.max()) + 1
 
     def graph(self) -> Graphs:
-        """Its normalised adjacency with self-loops."""
+        """Its normalised adjacency with self-loops; similar to a stochastic one, its root is 1."""
         edges, weight = normalised_edges(self.edges, len(self.y))
-        return Graphs.from_edges(edges, len(self.y), weight)
+        return Graphs.from_edges(edges, len(self.y), weight, rho=1 + MARGIN)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,12 +87,14 @@ class GraphSet:
             of[members[order]] = (torch.arange(len(members)) + dealt) % folds
             dealt += len(members)
         chosen = (fold + 1) % folds
-        return replace(
-            self,
-            train=_places((of != fold) & (of != chosen)),
-            val=_places(of == chosen),
-            test=_places(of == fold),
-        )
+        train = _places((of != fold) & (of != chosen))
+        val, test = _places(of == chosen), _places(of == fold)
+        if not (train and val and test):
+            raise ValueError(
+                f"{len(self.y)} graphs leave fold {fold} of {folds}, the next one or the others "
+                "empty: use fewer folds"
+            )
+        return replace(self, train=train, val=val, test=test)
 
     def graphs(self, normalise: bool, rho: float | None = None) -> list[Graphs]:
         """Each graph on its own, with its Perron root or a given one."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 import zipfile
+import zlib
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +40,8 @@ class SparseRows:
         return self._shape
 
     def dense(self) -> NDArray[np.float32]:
+        if len(self.indices) and self.indices.min() < 0:
+            raise ValueError("a sparse matrix has a negative column")
         full = np.zeros(self.shape, dtype=np.float32)
         full[np.repeat(np.arange(self.shape[0]), np.diff(self.indptr)), self.indices] = self.data
         return full
@@ -70,43 +76,71 @@ class _ArrayUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no array")
 
 
+# What numpy and pickle raise on a damaged file, and what code meets that expected another content.
+_BROKEN = (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+_UNEXPECTED = (
+    ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RuntimeError
+)  # fmt: skip
+
+
 def unpickle_arrays(path: Path) -> Any:
     """What a pickle of arrays, sparse matrices, lists and dicts holds."""
     try:
         with existing(path).open("rb") as file:
             return _ArrayUnpickler(file, encoding="latin1").load()
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError) as error:
+    except (pickle.UnpicklingError, ImportError, *_BROKEN, *_UNEXPECTED) as error:
         raise DataError(f"cannot read {path} as arrays: {error}") from error
 
 
 def read_archive(path: Path, *needed: str) -> dict[str, NDArray[Any]]:
     """The arrays of an ``.npz``, some of which must be there."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        archive = np.load(path, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise DataError(f"{path} is one array, and should be an archive of several")
+        with archive:
             held = {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
+    except _BROKEN as error:
         raise DataError(f"cannot read {path}: {error}") from error
+    require(path, held, *needed)
+    return held
+
+
+def require(path: Path, held: dict[str, NDArray[Any]], *needed: str) -> None:
+    """Refuse an archive that lacks some arrays."""
     lacking = [name for name in needed if name not in held]
     if lacking:
         raise DataError(f"{path} lacks {', '.join(lacking)}; it has {', '.join(held)}")
-    return held
 
 
 def read_array(path: Path) -> NDArray[Any]:
     """The array of an ``.npy``."""
     try:
-        array: NDArray[Any] = np.load(existing(path), allow_pickle=False)
-    except ValueError as error:
+        array = np.load(existing(path), allow_pickle=False)
+    except _BROKEN as error:
         raise DataError(f"cannot read {path}: {error}") from error
+    if not isinstance(array, np.ndarray):
+        raise DataError(f"{path} is an archive, and should be one array")
     return array
 
 
 def read_table(path: Path, dtype: Any, delimiter: str | None = None) -> NDArray[Any]:
-    """The numbers of a text file."""
+    """The numbers of a text file, by lines and columns."""
     try:
-        return np.loadtxt(existing(path), dtype=dtype, delimiter=delimiter, ndmin=1)
-    except ValueError as error:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "loadtxt: input contained no data")
+            return np.loadtxt(existing(path), dtype=dtype, delimiter=delimiter, ndmin=2)
+    except (ValueError, OverflowError) as error:
         raise DataError(f"{path} must hold numbers: {error}") from error
+
+
+@contextmanager
+def taking_apart(path: Path) -> Iterator[None]:
+    """Blame the file, by name, for what cannot be made of its contents."""
+    try:
+        yield
+    except _UNEXPECTED as error:
+        raise DataError(f"{path} is not as expected: {error!r}") from error
 
 
 def find_file(root: str | Path | None, names: tuple[str, ...], hint: str) -> Path:

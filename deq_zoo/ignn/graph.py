@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
@@ -54,23 +55,23 @@ class Graphs(NamedTuple):
         Args:
             edge_index: (2, E) integers: sources, then targets.
             nodes: how many there are.
-            weight: (E,) weights of the edges, 1 by default; constants to autograd.
+            weight: (E,) weights of the edges, 1 by default; they are constants.
             sizes: nodes of each graph, in order, if there are several.
-            rho: the Perron root, if it is known.
+            rho: the Perron root, if it is known, with a margin.
         """
         sizes = (nodes,) if sizes is None else tuple(int(size) for size in sizes)
         _check_edges(edge_index, nodes, weight, sizes)
         source, target = edge_index.long()
         if weight is None:
             weight = torch.ones(len(source), device=source.device)
-        weight = weight.detach()
         incoming = sparse_rows(target, source, weight, nodes)
         outgoing = sparse_rows(source, target, weight, nodes)
         slots = _slots(sizes).to(source.device)
         if rho is None:
             roots = perron_roots(incoming, sizes) + MARGIN
         else:
-            roots = torch.full((len(sizes),), float(rho), dtype=torch.float64, device=source.device)
+            known = _positive(rho)
+            roots = torch.full((len(sizes),), known, dtype=torch.float64, device=source.device)
         return cls(incoming, outgoing, slots, roots, sizes, _are_alike(roots))
 
     @classmethod
@@ -116,7 +117,7 @@ class Graphs(NamedTuple):
 
     def with_rho(self, rho: float) -> Graphs:
         """With one value for all graphs; the largest of several ties them as published."""
-        return self._replace(rho=torch.full_like(self.rho, rho), alike=True)
+        return self._replace(rho=torch.full_like(self.rho, _positive(rho)), alike=True)
 
     def propagate(self, x: Tensor) -> Tensor:
         """``A^T x`` for (N, d), in the precision of the adjacency."""
@@ -144,7 +145,8 @@ def as_graphs(graph: Any) -> Graphs:
     """What :class:`Graphs`, a square sparse tensor, or PyG's ``Data`` and ``Batch`` describe.
 
     The Perron roots are estimated at every call: convert once and keep the result. ``edge_weight``
-    of PyG's data counts, ``edge_attr`` does not.
+    of PyG's data counts, ``edge_attr`` does not. Data without ``edge_index`` may have an ``adj_t``,
+    the sparse tensor of :math:`A^T`. ``batch`` says which graph each node belongs to.
     """
     if isinstance(graph, Graphs):
         return graph
@@ -156,16 +158,19 @@ def as_graphs(graph: Any) -> Graphs:
             )
         edges = graph.to_sparse_coo().coalesce()
         return Graphs.from_edges(edges.indices(), graph.shape[0], edges.values())
-    edge_index = getattr(graph, "edge_index", None)
+    edge_index, weight = getattr(graph, "edge_index", None), getattr(graph, "edge_weight", None)
+    turned = getattr(graph, "adj_t", None)
+    if edge_index is None and isinstance(turned, Tensor) and turned.layout != torch.strided:
+        edges = turned.to_sparse_coo().coalesce()
+        edge_index, weight = edges.indices().flip(0), edges.values()
     if not isinstance(edge_index, Tensor):
         raise TypeError(
-            "a graph comes as Graphs, as a sparse tensor, or as an object with edge_index and "
-            f"num_nodes like PyG's Data, got {type(graph).__name__}"
+            "a graph comes as Graphs, as a sparse tensor, or as an object with num_nodes and "
+            "edge_index, or adj_t as a sparse tensor of torch, like PyG's Data: got "
+            f"{type(graph).__name__}"
         )
-    ends = getattr(graph, "ptr", None)
-    sizes = None if ends is None else [b - a for a, b in pairwise(ends.tolist())]
-    weight = getattr(graph, "edge_weight", None)
-    return Graphs.from_edges(edge_index, int(graph.num_nodes), weight, sizes)
+    nodes = int(graph.num_nodes)
+    return Graphs.from_edges(edge_index, nodes, weight, _sizes_in_batch(graph, nodes))
 
 
 def normalised_edges(
@@ -178,7 +183,13 @@ def normalised_edges(
         weight = torch.ones(edge_index.shape[1], device=edge_index.device)
     values = torch.cat((weight, weight.new_ones(nodes))).double()
     degree = values.new_zeros(nodes).index_add(0, edges[0], values)
-    scale = torch.where(degree > 0, degree.clamp_min(1e-300).rsqrt(), 0.0)
+    bad = torch.nonzero(~(degree > 0)).flatten().tolist()
+    if bad:
+        raise ValueError(
+            f"the weights of node {bad[0]}, with 1 for its loop, add up to "
+            f"{float(degree[bad[0]]):g}: edges can be normalised only where that is positive"
+        )
+    scale = degree.rsqrt()
     return edges, (scale[edges[0]] * values * scale[edges[1]]).to(weight.dtype)
 
 
@@ -195,6 +206,10 @@ def _check_edges(
             f"weight must be one floating-point number for each of {edges} edges, got "
             f"{tuple(weight.shape)} {weight.dtype}"
         )
+    if weight is not None and weight.requires_grad:
+        raise ValueError("weights of edges are constants and get no gradient: pass .detach()")
+    if weight is not None and not bool(weight.isfinite().all()):
+        raise ValueError("weights of edges must be finite, got NaN or infinity")
     if sum(sizes) != nodes or min(sizes, default=0) < 0 or not sizes:
         raise ValueError(f"the sizes of the graphs must add up to {nodes} nodes, got {sizes}")
     if edges and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < nodes:
@@ -207,6 +222,29 @@ def _check_edges(
         ends = owner[edge_index.long()]
         if not torch.equal(ends[0], ends[1]):
             raise ValueError("an edge joins two of the graphs: check the sizes and their order")
+
+
+def _sizes_in_batch(graph: Any, nodes: int) -> list[int] | None:
+    """Nodes of each graph of PyG's data, if it holds several."""
+    ends, owner = getattr(graph, "ptr", None), getattr(graph, "batch", None)
+    if ends is not None:
+        return [b - a for a, b in pairwise(ends.tolist())]
+    if owner is None:
+        return None
+    if owner.shape != (nodes,) or not bool((owner.diff() >= 0).all()):
+        raise ValueError(
+            f"batch must give the graph of each of {nodes} nodes, in rising order, got "
+            f"{tuple(owner.shape)}: sort the nodes by their graphs"
+        )
+    counts = torch.bincount(owner, minlength=int(getattr(graph, "num_graphs", None) or 1))
+    sizes: list[int] = counts.tolist()
+    return sizes
+
+
+def _positive(rho: float) -> float:
+    if not 0 < rho < inf:
+        raise ValueError(f"a Perron root is positive and finite, got rho={rho}")
+    return float(rho)
 
 
 def _are_alike(rho: Tensor) -> bool:

@@ -105,6 +105,11 @@ class ImplicitGraph(nn.Module):
         """
         reset_norm(self)
         graph = self._fitting(graph)
+        if call.get("compact") and len(graph.sizes) > 1:
+            raise ValueError(
+                f"compact=True takes finished graphs out of the solve, but {len(graph.sizes)} "
+                "share one adjacency: drop it, or solve them one by one"
+            )
         B, W = self.inject(x, graph), self.weight(graph)
         rows = None if self.kappa is None else sparse_weight(W)  # a projection leaves few entries
 
@@ -163,12 +168,18 @@ class ImplicitGraph(nn.Module):
         if self.kappa is not None and "W" in self._parameters:
             self.W.copy_(project_rows(self.W, self.kappa / rho))
 
-    @torch.no_grad()
     def well_posedness(self, graph: Any) -> WellPosedness:
-        """How safe the fixed point is on these graphs, with the weights as they are."""
+        """How safe the fixed point is on these graphs, with the parameters as they are now."""
+        modes = [(module, module.training) for module in self.modules()]
+        self.eval()  # a norm is computed anew, its estimates stay
+        try:
+            reset_norm(self)
+        finally:
+            for module, training in modes:
+                module.training = training
         graph = self._fitting(graph)
-        W = self.weight(graph)
-        bound = W.abs().sum(-1).amax(-1) * graph.rho.to(W.dtype)
+        W = self.weight(graph).detach()
+        bound = W.abs().sum(-1, dtype=graph.rho.dtype).amax(-1) * graph.rho
         return WellPosedness(bound, float((W != 0).double().mean()))
 
     def extra_repr(self) -> str:

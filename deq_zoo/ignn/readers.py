@@ -15,8 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deq_zoo.errors import DataError, ZooError
+from deq_zoo.errors import DataError
 from deq_zoo.ignn.data import GraphSet, NodeSet, split_by_class
+from deq_zoo.ignn.download import EXTRA
+from deq_zoo.ignn.edges import check_edges, check_rows, checked_splits, edge_pairs, once, undirected
 from deq_zoo.ignn.files import (
     SparseRows,
     existing,
@@ -24,11 +26,10 @@ from deq_zoo.ignn.files import (
     read_archive,
     read_array,
     read_table,
+    require,
+    taking_apart,
     unpickle_arrays,
 )
-
-PLANETOID = ("cora", "citeseer", "pubmed")
-EXTRA = "pip install 'torchdeq[graphs]'"
 
 
 def planetoid(root: str | Path | None, name: str) -> NodeSet:
@@ -39,37 +40,55 @@ def planetoid(root: str | Path | None, name: str) -> NodeSet:
     parts = ", ".join(f"ind.{name}.{part}" for part in (*_PLANETOID_PARTS, "test.index"))
     hint = f"{name}.npz, or the files {parts}"
     path = find_file(root, (f"{name}.npz", f"ind.{name}.allx"), hint)
-    if path.suffix == ".npz":
-        return _node_archive(path)
-    held = {
-        part: unpickle_arrays(path.with_name(f"ind.{name}.{part}")) for part in _PLANETOID_PARTS
-    }
-    order = np.loadtxt(existing(path.with_name(f"ind.{name}.test.index")), dtype=np.int64)
-    known, n = len(held["ally"]), max(len(held["ally"]), int(order.max()) + 1)
-    x = np.zeros((n, held["allx"].shape[1]), dtype=np.float32)  # some test nodes have no row
-    y = np.zeros((n, held["ally"].shape[1]), dtype=np.int64)
-    x[:known], y[:known] = held["allx"].dense(), held["ally"]
-    x[order], y[order] = held["tx"].dense(), held["ty"]
-    pairs = [(i, j) for i, ends in held["graph"].items() for j in ends]
-    edges = _undirected(torch.tensor(pairs, dtype=torch.int64).mT)
+    with taking_apart(path):
+        return _node_archive(path) if path.suffix == ".npz" else _planetoid_files(path.parent, name)
+
+
+def _planetoid_files(folder: Path, name: str) -> NodeSet:
+    held = {}
+    for part, kind in _PLANETOID_PARTS.items():
+        path = folder / f"ind.{name}.{part}"
+        held[part] = unpickle_arrays(path)
+        if not isinstance(held[part], kind):
+            raise DataError(f"{path} must hold {kind.__name__}, got {type(held[part]).__name__}")
+    told = folder / f"ind.{name}.test.index"
+    order = read_table(told, np.int64).ravel()
+    x, y = held["allx"].dense(), held["ally"]
+    tx, ty = held["tx"].dense(), held["ty"]
+    known, n = len(y), max(len(y), int(order.max(initial=-1)) + 1)
+    pairs = edge_pairs((i, j) for i, ends in held["graph"].items() for j in ends)
+    check_rows(folder / f"ind.{name}.allx", known, x)
+    check_rows(told, len(order), tx, ty)
+    check_edges(folder / f"ind.{name}.graph", pairs, (n,))
     labelled = len(held["y"])
-    return NodeSet(
-        edges,
-        _rows_to_one(torch.from_numpy(x)),
-        torch.from_numpy(y).argmax(1),
-        torch.arange(labelled),
-        torch.arange(labelled, labelled + 500),
-        torch.from_numpy(np.sort(order)),
+    features, labels = np.zeros((n, x.shape[1]), np.float32), np.zeros((n, y.shape[1]), np.int64)
+    features[:known], labels[:known] = x, y  # some test nodes have no row
+    features[order], labels[order] = tx, ty
+    return checked_splits(
+        told,
+        NodeSet(
+            undirected(pairs),
+            _rows_to_one(torch.from_numpy(features)),
+            torch.from_numpy(labels).argmax(1),
+            torch.arange(labelled),
+            torch.arange(labelled, max(labelled, min(labelled + 500, known))),
+            torch.from_numpy(np.sort(order)),
+        ),
     )
 
 
-_PLANETOID_PARTS = ("tx", "allx", "y", "ty", "ally", "graph")
+_PLANETOID_PARTS = {
+    "tx": SparseRows, "allx": SparseRows, "y": np.ndarray, "ty": np.ndarray, "ally": np.ndarray,
+    "graph": dict,
+}  # fmt: skip
 
 
 def amazon_photo(root: str | Path | None, seed: int = 0) -> NodeSet:
     """Co-purchases of photographic goods; 20 nodes of each class to train on, 30 to choose by."""
     names = ("amazon_photo.npz", "amazon_electronics_photo.npz")
-    return _node_archive(find_file(root, names, " or ".join(names)), seed)
+    path = find_file(root, names, " or ".join(names))
+    with taking_apart(path):
+        return _node_archive(path, seed)
 
 
 def amazon(root: str | Path | None, portion: str = "0.06", seed: int = 0) -> NodeSet:
@@ -79,19 +98,22 @@ def amazon(root: str | Path | None, portion: str = "0.06", seed: int = 0) -> Nod
     """
     needed = f"adj_list.txt, label.txt, meta.txt, train_idx-{portion}.txt, test_idx.txt"
     folder = find_file(root, ("adj_list.txt",), needed).parent
-    n, classes = (int(word) for word in existing(folder / "meta.txt").read_text().split()[:2])
+    with taking_apart(folder / "meta.txt"):
+        n, classes = (int(word) for word in existing(folder / "meta.txt").read_text().split()[:2])
     y = torch.from_numpy(read_table(folder / "label.txt", np.float32))
     if y.shape != (n, classes):
         raise DataError(f"{folder}: meta.txt says {n} x {classes}, label.txt is {tuple(y.shape)}")
-    pairs = []
-    for node, line in enumerate((folder / "adj_list.txt").read_text().splitlines()):
-        pairs += [(node, int(word)) for word in line.split()[1:]]
-    edges = _undirected(torch.tensor(pairs, dtype=torch.int64).mT)
-    train = torch.from_numpy(read_table(folder / f"train_idx-{portion}.txt", np.int64)).flatten()
+    path = folder / "adj_list.txt"
+    with taking_apart(path):
+        lines = [line.split() for line in path.read_text().rstrip().splitlines()]
+        edges = edge_pairs((k, int(word)) for k, words in enumerate(lines) for word in words[1:])
+    check_edges(path, edges, (n,), lines)
+    path = folder / f"train_idx-{portion}.txt"
+    train = torch.from_numpy(read_table(path, np.int64)).flatten()
     test = torch.from_numpy(read_table(folder / "test_idx.txt", np.int64)).flatten()
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
-    val, train = train[order].tensor_split((len(train) // 10,))
-    return NodeSet(edges, None, y, train, val, test)
+    val, train = train[order].tensor_split((max(1, len(train) // 10),))
+    return checked_splits(path, NodeSet(undirected(edges), None, y, train, val, test))
 
 
 def ppi(root: str | Path | None) -> GraphSet:
@@ -105,7 +127,8 @@ def ppi(root: str | Path | None) -> GraphSet:
         "for valid and test"
     )
     path = find_file(root, ("train_graph.json", "ppi_ohmnet_trainval.npz"), hint)
-    return _ohmnet(path) if path.suffix == ".npz" else _graphsage(path.parent)
+    with taking_apart(path):
+        return _ohmnet(path) if path.suffix == ".npz" else _graphsage(path.parent)
 
 
 def tu(root: str | Path | None, name: str) -> GraphSet:
@@ -113,29 +136,13 @@ def tu(root: str | Path | None, name: str) -> GraphSet:
 
     MUTAG comes with the package grakel and needs no folder.
     """
-    if root is None and name == "MUTAG":
-        return _tu_texts(_inside_grakel() / "MUTAG_A.txt", name)
     hint = (
         f"{name}_A.txt, {name}_graph_indicator.txt, {name}_graph_labels.txt, {name}_node_labels.txt"
     )
-    path = find_file(root, (f"{name}_A.txt", f"{name}.npz"), hint)
-    return _tu_texts(path, name) if path.suffix == ".txt" else _tu_archive(path)
-
-
-def download(root: str | Path, name: str) -> None:
-    """Let PyG fetch Planetoid, PPI, Amazon Photo or a TU set into a folder; needs the network."""
-    try:
-        from torch_geometric import datasets  # type: ignore[import-untyped,unused-ignore]
-    except ImportError:
-        raise ZooError(f"downloads are PyG's, which is not installed: {EXTRA}") from None
-    if name in PLANETOID:
-        datasets.Planetoid(str(root), name)
-    elif name == "ppi":
-        datasets.PPI(str(root))
-    elif name == "photo":
-        datasets.Amazon(str(root), "photo")
-    else:
-        datasets.TUDataset(str(root), name)
+    folder = _inside_grakel() if root is None and name == "MUTAG" else root
+    path = find_file(folder, (f"{name}_A.txt", f"{name}.npz"), hint)
+    with taking_apart(path):
+        return _tu_texts(path, name) if path.suffix == ".txt" else _tu_archive(path)
 
 
 def _graphsage(folder: Path) -> GraphSet:
@@ -145,32 +152,60 @@ def _graphsage(folder: Path) -> GraphSet:
     for split in ("train", "valid", "test"):
         x = read_array(folder / f"{split}_feats.npy").astype(np.float32)
         owner = torch.from_numpy(read_array(folder / f"{split}_graph_id.npy").astype(np.int64))
-        told = json.loads(existing(folder / f"{split}_graph.json").read_text())
-        pairs = torch.tensor([(e["source"], e["target"]) for e in told["links"]]).mT
-        if not bool((owner.diff() >= 0).all()) or len(owner) != len(x):
-            raise DataError(f"{folder}: nodes of {split} must be in the order of their graphs")
+        y = read_array(folder / f"{split}_labels.npy").astype(np.float32)
+        if x.ndim != 2 or y.ndim != 2 or not bool((owner.diff() >= 0).all()):
+            raise DataError(
+                f"{folder}: {split}_feats.npy and {split}_labels.npy must have a row for each node,"
+                f" in the order of {split}_graph_id.npy"
+            )
         counts = torch.unique_consecutive(owner, return_counts=True)[1].tolist()
+        path = folder / f"{split}_graph.json"
+        pairs, directed = _links(path)
+        check_rows(folder / f"{split}_feats.npy", len(owner), x)
+        check_rows(folder / f"{split}_labels.npy", len(owner), y)
+        check_edges(path, pairs, counts)
         splits.append(tuple(range(len(sizes), len(sizes) + len(counts))))
-        edges.append(_undirected(pairs) + nodes if not told.get("directed") else pairs + nodes)
+        edges.append((pairs if directed else undirected(pairs)) + nodes)
         sizes += counts
         xs.append(torch.from_numpy(x))
-        ys.append(torch.from_numpy(read_array(folder / f"{split}_labels.npy").astype(np.float32)))
+        ys.append(torch.from_numpy(y))
         nodes += len(x)
+    if not all(splits):
+        raise DataError(f"{folder} must hold graphs to train on, to choose by and to judge by")
     return GraphSet(
-        _once(torch.cat(edges, dim=1)), tuple(sizes), torch.cat(xs), torch.cat(ys), *splits
+        once(torch.cat(edges, dim=1)), tuple(sizes), torch.cat(xs), torch.cat(ys), *splits
     )
 
 
+def _links(path: Path) -> tuple[Tensor, bool]:
+    """Edges of a graph as networkx writes it, and whether they have a direction."""
+    with taking_apart(path):
+        told = json.loads(existing(path).read_text())
+        links = told.get("links", told.get("edges"))
+        if links is None:
+            raise DataError(f"{path} has neither links nor edges; it has {', '.join(told)}")
+        return edge_pairs((e["source"], e["target"]) for e in links), bool(told.get("directed"))
+
+
 def _ohmnet(path: Path) -> GraphSet:
-    held = read_archive(path, "edge_index", "node_ptr", "split", "x_bits", "y_bits")
+    held = read_archive(
+        path, "edge_index", "node_ptr", "split", "x_bits", "x_dim", "y_bits", "y_dim"
+    )
     x, y = (
         torch.from_numpy(np.unpackbits(held[f"{c}_bits"], axis=1)[:, : int(held[f"{c}_dim"])])
         for c in "xy"
     )
     train, test = (tuple(np.flatnonzero(held["split"] == k).tolist()) for k in (0, 1))
-    edges = _undirected(torch.from_numpy(held["edge_index"].astype(np.int64)))
+    edges = torch.from_numpy(held["edge_index"].astype(np.int64))
     sizes = tuple(np.diff(held["node_ptr"]).tolist())
-    return GraphSet(edges, sizes, x.float(), y.float(), train[:-2], train[-2:], test)
+    check_edges(path, edges, sizes, x, y)
+    if len(held["split"]) != len(sizes) or len(train) < 3 or not test:
+        raise DataError(
+            f"{path}: split must say 0 (to train on, at least 3) or 1 (to judge by) for each of "
+            f"{len(sizes)} graphs"
+        )
+    both = undirected(edges)
+    return GraphSet(both, sizes, x.float(), y.float(), train[:-2], train[-2:], test)
 
 
 def _tu_texts(path: Path, name: str) -> GraphSet:
@@ -178,23 +213,33 @@ def _tu_texts(path: Path, name: str) -> GraphSet:
         return read_table(path.with_name(f"{name}_{part}.txt"), np.int64, ",")
 
     owner, labels = numbers("graph_indicator").ravel(), numbers("graph_labels").ravel()
-    kinds = numbers("node_labels").reshape(len(owner), -1)[:, 0]
-    edges = torch.from_numpy(numbers("A").astype(np.int64)).mT - 1
+    pairs, kinds = numbers("A"), numbers("node_labels")[:, 0]
+    if not len(owner) or owner[0] < 1 or (np.diff(owner) < 0).any() or owner[-1] > len(labels):
+        raise DataError(
+            f"{path.with_name(f'{name}_graph_indicator.txt')} must list the nodes graph by graph, "
+            f"with graphs from 1 to {len(labels)}, the number of graph labels"
+        )
+    if len(pairs) and pairs.shape[1] != 2:
+        raise DataError(f"{path} must hold two nodes on each line, got {pairs.shape[1]}")
+    check_rows(path.with_name(f"{name}_node_labels.txt"), len(owner), kinds)
+    edges = torch.from_numpy(pairs).reshape(-1, 2).mT - 1
     sizes = np.bincount(owner - 1, minlength=len(labels))
-    if (np.diff(owner) < 0).any() or len(sizes) != len(labels):
-        raise DataError(f"{path.parent}: {name} must list its nodes graph by graph")
-    return _graph_set(edges, sizes, kinds, labels)
+    return _graph_set(path, edges, sizes, kinds, labels)
 
 
 def _tu_archive(path: Path) -> GraphSet:
     held = read_archive(path, "node_ptr", "edge_index", "node_label", "graph_label")
     edges = torch.from_numpy(held["edge_index"].astype(np.int64))
-    return _graph_set(edges, np.diff(held["node_ptr"]), held["node_label"], held["graph_label"])
+    sizes, kinds, labels = np.diff(held["node_ptr"]), held["node_label"], held["graph_label"]
+    return _graph_set(path, edges, sizes, kinds, labels)
 
 
 def _graph_set(
-    edges: Tensor, sizes: NDArray[Any], kinds: NDArray[Any], labels: NDArray[Any]
+    where: Path, edges: Tensor, sizes: NDArray[Any], kinds: NDArray[Any], labels: NDArray[Any]
 ) -> GraphSet:
+    check_edges(where, edges, sizes.tolist(), kinds)
+    if len(labels) != len(sizes):
+        raise DataError(f"{where}: {len(sizes)} graphs have {len(labels)} labels")
     kind = torch.from_numpy(np.unique(kinds, return_inverse=True)[1].astype(np.int64))
     label = torch.from_numpy(np.unique(labels, return_inverse=True)[1].astype(np.int64))
     x = torch.nn.functional.one_hot(kind).float()
@@ -205,22 +250,29 @@ def _node_archive(path: Path, seed: int = 0) -> NodeSet:
     """A graph in the form of Planetoid sets (``x_*``) or of co-purchases (``attr_*``)."""
     held = read_archive(path)
     if "edge_index" in held:
+        require(path, held, "y", "x_indices", "x_indptr", "x_shape")
         edges, prefix, y = held["edge_index"], "x", held["y"]
     elif "adj_indptr" in held:
+        needed = "adj_indices", "labels", "attr_indices", "attr_indptr", "attr_shape"
+        require(path, held, *needed)
         ends = np.diff(held["adj_indptr"])
         edges = np.stack((np.repeat(np.arange(len(ends)), ends), held["adj_indices"]))
         prefix, y = "attr", held["labels"]
     else:
         raise DataError(f"{path} must hold edge_index, x_* and y, or adj_*, attr_* and labels")
     x = torch.from_numpy(SparseRows.of(held, prefix).dense())
-    label = torch.from_numpy(y.astype(np.int64))
+    if y.ndim != 1:
+        raise DataError(f"{path} must hold one class for each node, got labels of shape {y.shape}")
+    label, pairs = (torch.from_numpy(array.astype(np.int64)) for array in (y, edges))
+    check_edges(path, pairs, (len(label),), x)
     if "train_idx" in held:
+        require(path, held, *(f"{split}_idx" for split in _SPLITS))
         parts = [torch.from_numpy(held[f"{s}_idx"].astype(np.int64)) for s in _SPLITS]
         train, val, test = parts
     else:
         train, val, test = split_by_class(label, 20, 30, seed)
-    both = _undirected(torch.from_numpy(edges.astype(np.int64)))
-    return NodeSet(both, _rows_to_one(x), label, train, val, test)
+    found = NodeSet(undirected(pairs), _rows_to_one(x), label, train, val, test)
+    return checked_splits(path, found)
 
 
 _SPLITS = ("train", "val", "test")
@@ -231,18 +283,6 @@ def _inside_grakel() -> Path:
     if found is None or found.origin is None:
         raise DataError(f"MUTAG comes with the package grakel: {EXTRA}, or name a --data-dir")
     return Path(found.origin).parent / "tests" / "data" / "MUTAG"
-
-
-def _undirected(edges: Tensor) -> Tensor:
-    """Every edge once in both directions, without loops."""
-    return _once(torch.cat((edges, edges.flip(0)), dim=1))
-
-
-def _once(edges: Tensor) -> Tensor:
-    """Every edge once, without loops, in order."""
-    n = int(edges.max()) + 1 if edges.numel() else 1
-    keys = (edges[0] * n + edges[1])[edges[0] != edges[1]].unique()
-    return torch.stack((keys // n, keys % n))
 
 
 def _rows_to_one(x: Tensor) -> Tensor:

@@ -11,8 +11,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from deq_zoo.errors import ZooError
 from deq_zoo.ignn import readers
 from deq_zoo.ignn.data import GraphSet, random_graphs
+from deq_zoo.ignn.download import download
 from deq_zoo.ignn.graph import Graphs
 from deq_zoo.ignn.metrics import accuracy, f1_scores
 from deq_zoo.ignn.model import GraphIGNN, IGNNConfig, Output, SkipIGNN
@@ -32,11 +34,19 @@ from torchdeq import DEQConfig
 
 
 class Part(NamedTuple):
-    """Graphs that are solved together, with features and labels."""
+    """Graphs that are solved together, with features and labels.
+
+    Args:
+        x: features of their nodes.
+        graph: side by side.
+        y: labels of their nodes, or their classes.
+        weight: of their loss among the processes of a run: how many graphs they count for.
+    """
 
     x: Tensor
     graph: Graphs
     y: Tensor
+    weight: int
 
 
 @dataclass(frozen=True)
@@ -68,9 +78,17 @@ class SetTask(IGNNTask):
         return steps_in_epoch(len(self.examples.train), self.batch)
 
     def train_batch(self, step: int, seed: int, shard: Shard = WHOLE) -> list[Part]:
+        if shard.world > self.batch:
+            raise ZooError(
+                f"batch={self.batch} cannot be divided among {shard.world} processes: set "
+                f"task.batch to {shard.world} or more"
+            )
         train = self.examples.train
         rows = batch_indices(len(train), self.batch, step, seed, shard)
-        return self.collate([train[k] for k in rows.tolist()])
+        if len(rows):
+            return self.collate([train[k] for k in rows.tolist()])
+        # The last batch has too few graphs: gradients are exchanged all the same, of nothing.
+        return [self.join(train[:1])._replace(weight=0)]
 
     def collate(self, chosen: Sequence[int]) -> list[Part]:
         """Graphs in parts of similar sizes: padded to the largest of all, most would be padding."""
@@ -90,10 +108,10 @@ class SetTask(IGNNTask):
             y = torch.cat([self.examples.y[rows[k]] for k in chosen])
         else:
             y = self.examples.y[list(chosen)]
-        return Part(x, Graphs.union([self.graphs[k] for k in chosen]), y)
+        return Part(x, Graphs.union([self.graphs[k] for k in chosen]), y, len(chosen))
 
     def samples(self, batch: list[Part]) -> int:
-        return sum(len(part.graph.sizes) for part in batch)
+        return sum(part.weight for part in batch)
 
     def loss(self, model: nn.Module, batch: list[Part], carry: Any) -> Loss:
         outs: list[Output] = [model(part.x, part.graph) for part in batch]
@@ -108,12 +126,12 @@ class SetTask(IGNNTask):
         chosen = getattr(self.examples, split)
         logits, labels = [], []
         for k in range(0, len(chosen), self.batch):
-            for x, graph, y in self.collate(chosen[k : k + self.batch]):
-                out: Output = model(x.to(device), graph.to(device), **call)
+            for part in self.collate(chosen[k : k + self.batch]):
+                out: Output = model(part.x.to(device), part.graph.to(device), **call)
                 for stats in out.stats:
                     record.add(stats)
                 logits.append(out.logits)
-                labels.append(y.to(device))
+                labels.append(part.y.to(device))
         return torch.cat(logits), torch.cat(labels)
 
     def evaluate(self, model: nn.Module, device: torch.device, thorough: bool) -> Evaluation:
@@ -146,8 +164,8 @@ class TissueTask(SetTask):
     @cached_property
     def examples(self) -> GraphSet:
         """The data."""
-        if self.download and self.data_dir is not None:
-            readers.download(self.data_dir, "ppi")
+        if self.download:
+            download(self.data_dir, "ppi")
         return readers.ppi(self.data_dir)
 
     @cached_property
@@ -196,12 +214,10 @@ class GraphClassTask(SetTask):
     @cached_property
     def examples(self) -> GraphSet:
         """The data, split."""
-        if self.data == "rings":
-            found = random_graphs()
-        else:
-            if self.download and self.data_dir is not None:
-                readers.download(self.data_dir, self.data)
-            found = readers.tu(self.data_dir, self.data)
+        if self.download:
+            download(self.data_dir, self.data)
+        rings = self.data == "rings"
+        found = random_graphs() if rings else readers.tu(self.data_dir, self.data)
         return found.split(self.folds, self.fold, self.split_seed)
 
     @cached_property
@@ -222,7 +238,7 @@ class GraphClassTask(SetTask):
         from deq_zoo.ignn.pictures import molecules, state_map
 
         chosen = [*self.examples.val, *self.examples.test]
-        x, graph, y = self.join(chosen)
+        x, graph, y, _ = self.join(chosen)
         out: Output = model(x.to(device), graph.to(device))
         pooled = graph.pool(out.states[-1].cpu())
         right = out.logits.softmax(1).cpu().gather(1, y[:, None]).flatten()

@@ -12,9 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deq_zoo.errors import ZooError
 from deq_zoo.ignn import readers
 from deq_zoo.ignn.convert import from_authors
 from deq_zoo.ignn.data import NodeSet, chains
+from deq_zoo.ignn.download import download
 from deq_zoo.ignn.graph import Graphs
 from deq_zoo.ignn.metrics import accuracy, f1_scores, oracle_labels
 from deq_zoo.ignn.model import IGNNConfig, NodeIGNN, Output
@@ -49,45 +51,20 @@ class IGNNTask(Task):
 
 
 @dataclass(frozen=True)
-class NodeTask(IGNNTask):
-    """Nodes of one graph, of which some are labelled: chains, citations, co-purchases.
-
-    Args:
-        deq: options of the equilibrium.
-        net: the shape of the network.
-        data: which set.
-        length: nodes in a chain.
-        portion: of Amazon's nodes to train on, as in its file names.
-        warm: whether each solve starts where the last one ended.
-        split_seed: of splits that the data does not come with.
-        data_dir: folder of the set's files.
-        download: whether PyG may fetch them into that folder.
-    """
-
-    score: ClassVar[Score] = Score("val_accuracy", "%")
+class WholeTask(IGNNTask):
+    """Nodes of one graph, of which some are labelled, all of it at every step."""
 
     deq: DEQConfig = field(default_factory=lambda: DEQConfig(PLAIN))
     net: IGNNConfig = field(default_factory=IGNNConfig)
-    data: Literal["chains", "cora", "citeseer", "pubmed", "photo", "amazon"] = "chains"
-    length: int = 10
-    portion: str = "0.06"
     warm: bool = False
     split_seed: int = 0
     data_dir: str | None = None
     download: bool = False
 
-    @cached_property
+    @property
+    @abstractmethod
     def nodes(self) -> NodeSet:
         """The data."""
-        if self.data == "chains":
-            return chains(self.length)
-        if self.download and self.data_dir is not None:
-            readers.download(self.data_dir, self.data)
-        if self.data == "photo":
-            return readers.amazon_photo(self.data_dir, self.split_seed)
-        if self.data == "amazon":
-            return readers.amazon(self.data_dir, self.portion, self.split_seed)
-        return readers.planetoid(self.data_dir, self.data)
 
     @cached_property
     def graph(self) -> Graphs:
@@ -119,7 +96,12 @@ class NodeTask(IGNNTask):
         return 1 if len(self.nodes.train) else 0
 
     def train_batch(self, step: int, seed: int, shard: Shard = WHOLE) -> Tensor:
-        return self.nodes.train[shard.rank :: shard.world]
+        train = self.nodes.train
+        if shard.world > len(train):
+            raise ZooError(
+                f"{len(train)} training nodes cannot be divided among {shard.world} processes"
+            )
+        return train[shard.rank :: shard.world]
 
     def loss(self, model: nn.Module, batch: Tensor, carry: Any) -> Loss:
         x, graph, y = self.on(batch.device)
@@ -138,13 +120,48 @@ class NodeTask(IGNNTask):
             metrics |= self.judge(name, out.logits[rows], y[rows])
         return Evaluation(metrics, record)
 
+    @abstractmethod
     def judge(self, split: str, logits: Tensor, y: Tensor) -> dict[str, float]:
         """Metrics of some nodes."""
+
+
+@dataclass(frozen=True)
+class NodeTask(WholeTask):
+    """Classes of nodes: chains, citations, co-purchases.
+
+    Args:
+        deq: options of the equilibrium.
+        net: the shape of the network.
+        warm: whether each solve starts where the last one ended.
+        split_seed: of splits that the data does not come with.
+        data_dir: folder of the set's files.
+        download: whether PyG may fetch them into that folder.
+        data: which set.
+        length: nodes in a chain.
+    """
+
+    score: ClassVar[Score] = Score("val_accuracy", "%")
+
+    data: Literal["chains", "cora", "citeseer", "pubmed", "photo"] = "chains"
+    length: int = 10
+
+    @cached_property
+    def nodes(self) -> NodeSet:
+        """The data."""
+        if self.download:
+            download(self.data_dir, self.data)
+        if self.data == "chains":
+            return chains(self.length)
+        if self.data == "photo":
+            return readers.amazon_photo(self.data_dir, self.split_seed)
+        return readers.planetoid(self.data_dir, self.data)
+
+    def judge(self, split: str, logits: Tensor, y: Tensor) -> dict[str, float]:
         return {f"{split}_accuracy": accuracy(logits, y)}
 
     @torch.no_grad()
     def pictures(self, model: nn.Module, device: torch.device) -> list[Picture]:
-        from deq_zoo.ignn.pictures import chain_map, label_scores, state_map
+        from deq_zoo.ignn.pictures import chain_map, state_map
 
         x, graph, y = self.on(device)
         out: Output = model(x, graph)
@@ -152,24 +169,45 @@ class NodeTask(IGNNTask):
             right = out.logits.softmax(1).gather(1, y[:, None]).view(-1, self.length)
             return [chain_map(right.cpu(), y[:: self.length].cpu())]
         rows = self.nodes.test.to(device)
-        if y.dim() == 2:
-            return [label_scores(oracle_labels(out.logits[rows], y[rows]).cpu(), y[rows].cpu())]
+        if not len(rows):
+            return []
         return [state_map(out.states[0][rows].cpu(), y[rows].cpu(), "node")]
 
 
 @dataclass(frozen=True)
-class NodeLabelTask(NodeTask):
-    """The same with several labels for each node; how many it has is known when it is judged.
+class NodeLabelTask(WholeTask):
+    """Several labels for each node; how many it has is known when it is judged.
 
-    Args: see :class:`NodeTask`.
+    Args:
+        data: which set.
+        portion: of Amazon's nodes to train on, as in its file names.
+
+    The others: see :class:`NodeTask`.
     """
 
     score: ClassVar[Score] = Score("val_micro_f1", "%")
 
-    data: Literal["chains", "cora", "citeseer", "pubmed", "photo", "amazon"] = "amazon"
+    data: Literal["amazon"] = "amazon"
+    portion: str = "0.06"
+
+    @cached_property
+    def nodes(self) -> NodeSet:
+        """The data."""
+        if self.download:
+            download(self.data_dir, self.data)
+        return readers.amazon(self.data_dir, self.portion, self.split_seed)
 
     def judge(self, split: str, logits: Tensor, y: Tensor) -> dict[str, float]:
         return f1_scores(split, oracle_labels(logits, y), y)
+
+    @torch.no_grad()
+    def pictures(self, model: nn.Module, device: torch.device) -> list[Picture]:
+        from deq_zoo.ignn.pictures import label_scores
+
+        x, graph, y = self.on(device)
+        rows = self.nodes.test.to(device)
+        marked = oracle_labels(model(x, graph).logits[rows], y[rows])
+        return [label_scores(marked.cpu(), y[rows].cpu())]
 
 
 def node_loss(logits: Tensor, y: Tensor) -> Tensor:

@@ -54,6 +54,8 @@ def test_folds_are_stratified_disjoint_and_complete() -> None:
     assert graphs.split(4, 0, 2).test != tests[0]
     with pytest.raises(ValueError, match="one of them, got 4 of 4"):
         graphs.split(4, 4, 0)
+    with pytest.raises(ValueError, match=r"40 graphs leave fold 50 of 60.*use fewer folds"):
+        graphs.split(60, 50, 0)
 
 
 def test_splits_by_class() -> None:
@@ -157,6 +159,7 @@ def test_amazon_texts(tmp_path: Path) -> None:
     assert (found.features, found.classes) == (3, 2)
     assert found.edges.tolist() == [[0, 0, 1, 2], [1, 2, 0, 0]]
     assert found.test.tolist() == [2]
+    assert [len(part) for part in (found.train, found.val)] == [1, 1]
     write_texts(tmp_path, meta="4 2\n")
     with pytest.raises(DataError, match="says 4 x 2"):
         amazon(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from types import SimpleNamespace
 
@@ -81,7 +82,7 @@ def test_perron_roots_of_random_graphs(n: int, edges: int, seed: int) -> None:
     both = torch.cat((index, index.flip(0)), dim=1)
     graph = Graphs.from_edges(both, n)
     exact = torch.linalg.eigvalsh(dense(graph).double()).abs().max()
-    assert_close(graph.rho[0], exact + 1e-5, rtol=1e-9, atol=1e-9)
+    assert_close(graph.rho[0], exact + 1e-5, rtol=1e-8, atol=1e-8)
 
 
 def test_perron_roots_where_power_iteration_could_fail() -> None:
@@ -94,6 +95,17 @@ def test_perron_roots_where_power_iteration_could_fail() -> None:
     assert float(Graphs.from_edges(torch.empty(2, 0, dtype=torch.int64), 4).rho) == 1e-5
     edges, weight = normalised_edges(torch.tensor([[0, 1, 2], [1, 2, 3]]), 4)
     assert float(Graphs.from_edges(edges, 4, weight).rho) == pytest.approx(1 + 1e-5)
+
+
+def test_a_perron_root_is_found_before_rounding_stirs_it_and_on_long_paths_is_close() -> None:
+    node = torch.arange(20_000)
+    ring = torch.stack((node, (node + 1) % 20_000))
+    adjacency = Graphs.from_edges(torch.cat((ring, ring.flip(0)), 1), 20_000, rho=2.0).incoming
+    assert_close(perron_roots(adjacency, (20_000,), steps=33).item(), 2.0)  # it stops by itself
+    path = torch.stack((node[:999], node[1:1000]))
+    rho = float(Graphs.from_edges(torch.cat((path, path.flip(0)), 1), 1000).rho)
+    exact = 2 * math.cos(math.pi / 1001)
+    assert rho == pytest.approx(exact, abs=1e-5)  # where power iteration ends at its cap
 
 
 def _root(edges: Tensor, n: int) -> float:
@@ -130,6 +142,45 @@ def test_pyg_data_and_batches_are_graphs() -> None:
     assert_close(dense(batch), torch.block_diag(dense(as_graphs(one)), dense(as_graphs(two))))
 
 
+def test_graphs_of_a_batch_without_pointers_are_told_apart() -> None:
+    edges, owner = torch.tensor([[0, 1, 3], [1, 2, 4]]), torch.tensor([0, 0, 0, 2, 2])
+    data = SimpleNamespace(edge_index=edges, batch=owner, num_nodes=5)
+    assert as_graphs(data).sizes == (3, 0, 2)
+    data.num_graphs = 4
+    assert as_graphs(data).sizes == (3, 0, 2, 0)
+    for wrong in (owner.flip(0), owner[1:]):
+        data.batch = wrong
+        with pytest.raises(ValueError, match="the graph of each of 5 nodes, in rising order"):
+            as_graphs(data)
+    pyg = pytest.importorskip("torch_geometric.data")
+    assert as_graphs(pyg.Data(torch.ones(5, 1), edges, batch=owner)).sizes == (3, 0, 2)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of PyG
+def test_a_transposed_adjacency_of_pyg_is_a_graph() -> None:
+    A = dense(random_graph(5, 9))
+    data = SimpleNamespace(adj_t=A.mT.to_sparse_csr(), num_nodes=5)
+    assert_close(dense(as_graphs(data)), A)
+    with pytest.raises(TypeError, match="or adj_t as a sparse tensor of torch"):
+        as_graphs(SimpleNamespace(adj_t=object(), num_nodes=5))
+    pyg = pytest.importorskip("torch_geometric")
+    made = pyg.data.Data(torch.ones(3, 1), torch.tensor([[0, 0, 1], [1, 2, 2]]))
+    expected = dense(as_graphs(made))
+    turned = pyg.transforms.ToSparseTensor(layout=torch.sparse_csr)(made)
+    assert turned.edge_index is None
+    assert_close(dense(as_graphs(turned)), expected)
+
+
+def test_weights_that_should_learn_are_refused() -> None:
+    edges = torch.tensor([[0, 1], [1, 2]])
+    weight = torch.ones(2, requires_grad=True)
+    A = torch.sparse_coo_tensor(edges, weight, (3, 3))
+    data = SimpleNamespace(edge_index=edges, edge_weight=weight, num_nodes=3)
+    for graph in (data, A):
+        with pytest.raises(ValueError, match=r"constants and get no gradient: pass \.detach\(\)"):
+            as_graphs(graph)
+
+
 def test_a_graph_is_a_batch_and_can_be_copied() -> None:
     graph = random_graph(5, 8)
     for other in (
@@ -155,9 +206,17 @@ def test_what_is_no_graph_is_refused() -> None:
         ((edges, 2), "join nodes 0 to 1, got 0 to 2"),
         ((edges, 3, torch.ones(3)), "each of 2 edges"),
         ((edges, 3, None, (2, 1)), "joins two of the graphs"),
+        ((edges, 3, torch.tensor([1.0, torch.nan])), "must be finite"),
+        ((edges, 3, torch.tensor([1.0, torch.inf])), "must be finite"),
+        ((edges, 3, None, None, 0.0), "positive and finite, got rho=0.0"),
+        ((edges, 3, None, None, torch.nan), "positive and finite, got rho=nan"),
     ):
         with pytest.raises(ValueError, match=message):
             Graphs.from_edges(*arguments)
+    with pytest.raises(ValueError, match="positive and finite, got rho=-1"):
+        Graphs.from_edges(edges, 3).with_rho(-1)
+    with pytest.raises(ValueError, match="weights of node 1, with 1 for its loop, add up to -1"):
+        normalised_edges(edges, 3, torch.tensor([1.0, -2.0]))
     with pytest.raises(ValueError, match="at least one graph"):
         Graphs.union([])
     with pytest.raises(TypeError, match="square sparse tensor"):

@@ -315,3 +315,37 @@ def test_what_cannot_be_is_refused() -> None:
         layer()(torch.zeros(4, 3, dtype=torch.float64), random_graph(5, 9))
     with pytest.raises(TypeError, match="norm_typ"):
         ImplicitGraph(3, 4, deq={"norm_typ": "none"})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_half_precision_rounds_at_the_scale_of_the_ball(dtype: torch.dtype) -> None:
+    n = 72
+    edges = torch.cartesian_prod(torch.arange(n), torch.arange(n)).mT
+    complete = Graphs.from_edges(edges[:, edges[0] != edges[1]], n)
+    model = ImplicitGraph(3, 4, init="identity", kappa=0.9).to(dtype)
+    assert float(model.well_posedness(complete).bound) <= 0.9 * (1 + 2**-7)
+    assert float(model.weight(complete).diagonal().min()) > 0
+
+
+@pytest.mark.parametrize("norm", ["weight_norm", "spectral_norm"])
+@pytest.mark.parametrize("training", [True, False])
+def test_well_posedness_is_that_of_the_parameters_and_changes_nothing(
+    norm: str, training: bool
+) -> None:
+    graph = random_graph(5, 9)
+    model = layer(kappa=None, deq={"norm_type": norm}).train(training)
+    before = model.well_posedness(graph).bound
+    with torch.no_grad():
+        model.get_parameter("W_g").mul_(0.5)  # as an optimiser would
+    held = {key: value.clone() for key, value in model.state_dict().items()}
+    assert_close(model.well_posedness(graph).bound, before / 2)
+    assert all(module.training == training for module in model.modules())
+    assert_close(dict(model.state_dict()), held, rtol=0, atol=0)
+    assert model.W.requires_grad
+
+
+def test_graphs_that_share_an_adjacency_cannot_leave_the_solve() -> None:
+    x = torch.randn(5, 3, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"compact=True takes finished graphs out .* but 2 share"):
+        layer()(x, random_graph(5, 4, sizes=(3, 2)), compact=True)

@@ -59,6 +59,20 @@ def test_conversion_there_and_back(norm: str) -> None:
         assert_close(dict(again.state_dict()), dict(model.state_dict()))
 
 
+@pytest.mark.parametrize(
+    ("norm", "parts"), [("weight_norm", {"g", "v"}), ("spectral_norm", {"orig", "g", "u", "v"})]
+)
+def test_what_only_the_authors_have_is_split_as_their_norm_does(norm: str, parts: set[str]) -> None:
+    model = nets(norm_type=norm)[2]
+    theirs = to_authors(model)
+    for k in ("ig1", "ig2", "ig3"):
+        names = {key for key in theirs if key.startswith(f"{k}.Omega_2")}
+        assert names == {f"{k}.Omega_2_{part}" for part in parts}
+        for name in names:
+            assert theirs[name].shape == theirs[name.replace("Omega_2", "Omega_1")].shape
+            assert not bool(theirs[name].any())
+
+
 def test_conversion_mends_a_meaningless_spectral_norm_and_only_that() -> None:
     model = nets(**CLIPPED)[1]
     theirs = to_authors(model)

@@ -60,3 +60,8 @@ def test_a_wide_layer_gives_the_same_states_and_gradients(monkeypatch: pytest.Mo
         found.append((z, *torch.autograd.grad(z.square().sum(), list(layer.parameters()))))
     for got, want in zip(*found, strict=True):
         assert_close(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_has_no_sparse_product(dtype: torch.dtype) -> None:
+    assert sparse_weight(few_entries(256).to(dtype)) is None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 
 import deq_zoo.ignn.presets  # noqa: F401
 from deq_zoo.cli import main
+from deq_zoo.errors import ZooError
 from deq_zoo.ignn import IGNNConfig
 from deq_zoo.ignn.data import random_graphs
 from deq_zoo.ignn.metrics import accuracy, f1_scores, oracle_labels
@@ -18,7 +21,7 @@ from deq_zoo.ignn.set_task import GraphClassTask, TissueTask
 from deq_zoo.ignn.task import NodeLabelTask, NodeTask
 from deq_zoo.preset import PRESETS, find_preset
 from deq_zoo.task import Shard
-from deq_zoo.values import from_data, to_data
+from deq_zoo.values import from_data, to_data, with_settings
 from torchdeq import DEQConfig
 
 CPU = torch.device("cpu")
@@ -88,6 +91,46 @@ def test_shards_share_the_training_nodes() -> None:
     task = small(length=10)
     parts = [task.train_batch(0, 0, Shard(rank, 2)) for rank in range(2)]
     assert sorted(torch.cat(parts).tolist()) == sorted(task.nodes.train.tolist())
+    with pytest.raises(ZooError, match="20 training nodes cannot be divided among 21 processes"):
+        task.train_batch(0, 0, Shard(0, 21))
+
+
+def test_every_process_has_graphs_even_of_a_short_batch() -> None:
+    task = GraphClassTask(data="rings", batch=1, folds=4, net=IGNNConfig(width=4))
+    with pytest.raises(ZooError, match="batch=1 cannot be divided among 2 processes: set task"):
+        task.train_batch(0, 0, Shard(1, 2))
+    task = GraphClassTask(data="rings", batch=19, folds=4, net=IGNNConfig(width=4))
+    assert len(task.examples.train) == 20
+    parts = [task.train_batch(1, 0, Shard(rank, 2)) for rank in range(2)]  # of one graph
+    assert [task.samples(part) for part in parts] == [1, 0]  # the weights of their losses
+    model = task.build()
+    assert all(bool(task.loss(model, part, None).value.isfinite()) for part in parts)
+
+
+def test_a_set_belongs_to_its_task() -> None:
+    for name, wrong in (("ignn-amazon-all", "cora"), ("ignn-cora-64", "amazon")):
+        with pytest.raises(ZooError, match=f"task.data is one of .*, got '{wrong}'"):
+            with_settings(find_preset(name), [f"task.data={wrong}"])
+
+
+def test_a_download_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    with pytest.raises(ZooError, match="amazon cannot be downloaded, since PyG does not have"):
+        NodeLabelTask(data_dir=folder, download=True).build()
+    with pytest.raises(ZooError, match="rings cannot be downloaded, since it is made by rule"):
+        GraphClassTask(data="rings", download=True).build()
+    for task in (NodeTask(data="cora", download=True), TissueTask(download=True)):
+        with pytest.raises(ZooError, match="download=true needs a folder"):
+            task.build()
+
+
+def test_nodes_without_a_test_split_give_no_picture_and_no_number() -> None:
+    task = small(data="cora")
+    made = small().nodes
+    task.__dict__["nodes"] = replace(made, test=made.test[:0])  # in place of files
+    model = task.build().eval()
+    assert math.isnan(task.evaluate(model, CPU, False).metrics["test_accuracy"])
+    assert task.pictures(model, CPU) == []
 
 
 def test_labels_of_nodes_of_one_graph(tmp_path: Path) -> None:
@@ -163,3 +206,6 @@ def test_metrics_by_their_definitions() -> None:
     assert found["test_macro_f1"] == pytest.approx(100 * sum(per_class) / 3)
     empty = f1_scores("test", torch.zeros(2, 2), torch.zeros(2, 2))
     assert empty == {"test_micro_f1": 0.0, "test_macro_f1": 0.0}
+    assert accuracy(torch.ones(3, 1), torch.zeros(3, dtype=torch.int64)) == 100  # one class
+    assert math.isnan(accuracy(logits[:0], y[:0, 0]))
+    assert all(map(math.isnan, f1_scores("val", marked[:0], y[:0]).values()))
