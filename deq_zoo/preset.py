@@ -43,6 +43,7 @@ class Preset:
         epochs: passes through the data, if ``steps`` is 0.
         accumulate: batches per update.
         clip: largest norm of the gradient; 0 leaves it alone.
+        clip_value: largest magnitude of its entries; 0 leaves them alone.
         precision: of the model's arithmetic: no, bf16 or fp16.
         seed: of initialisation, data order and everything random.
         log_every: updates between two lines of the log.
@@ -57,6 +58,7 @@ class Preset:
     epochs: int = 0
     accumulate: int = 1
     clip: float = 0.0
+    clip_value: float = 0.0
     precision: Literal["no", "bf16", "fp16"] = "no"
     seed: int = 0
     log_every: int = 10
@@ -72,7 +74,7 @@ class Preset:
         for name in ("accumulate", "log_every", "save_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("steps", "epochs", "eval_every", "clip"):
+        for name in ("steps", "epochs", "eval_every", "clip", "clip_value"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if not 0 <= self.seed < 2**32:

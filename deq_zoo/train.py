@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.state import AcceleratorState
 from accelerate.utils import gather_object, set_seed
 from torch import Tensor
@@ -61,7 +61,11 @@ def start_run(out: Path, name: str, preset: Preset, force: bool, accelerator: Ac
 def make_accelerator(preset: Preset, cpu: bool) -> Accelerator:
     """The devices and the precision of a run."""
     AcceleratorState._reset_state()  # another run of this process may have had another precision
-    accelerator = Accelerator(mixed_precision=preset.precision, cpu=cpu)
+    # Buffers are functions of weights and data that all processes share, or statistics of which
+    # the first one's count. Sending them along with every forward pass would cost time, and hang
+    # where processes take a different number of passes.
+    alone = DistributedDataParallelKwargs(broadcast_buffers=False)
+    accelerator = Accelerator(mixed_precision=preset.precision, cpu=cpu, kwargs_handlers=[alone])
     if preset.precision == "fp16" and accelerator.device.type == "cpu":
         raise ZooError("fp16 needs an accelerator: use precision=bf16, or none, on a CPU")
     return accelerator
@@ -172,6 +176,8 @@ class Trainer:
             self.window.add(loss, samples)
         if self.preset.clip:
             self.accelerator.clip_grad_norm_(self.model.parameters(), self.preset.clip)
+        if self.preset.clip_value:
+            self.accelerator.clip_grad_value_(self.model.parameters(), self.preset.clip_value)
         self.optimizer.step()
         self.task.after_step(self.accelerator.unwrap_model(self.model))
         self.step += 1

@@ -83,6 +83,7 @@ class TestValues:
             ("lr=nan", "lr must be finite and at least 0"),
             ("betas=0.9", "optim.betas takes 2 values, got 1"),
             ("clip=-1", "clip must be at least 0"),
+            ("clip_value=-1", "clip_value must be at least 0"),
         ],
     )
     def test_a_wrong_setting_is_told(self, setting: str, message: str) -> None:
@@ -299,6 +300,18 @@ class TestTraining:
         train(run, preset, quiet=True, cpu=True)
         torch.manual_seed(0)
         assert Checkpoint.load(run.last).step == 4
+
+    def test_no_entry_of_a_clipped_gradient_is_larger_than_allowed(self, tmp_path: Path) -> None:
+        states = []
+        for name, steps in (("one", 1), ("two", 2)):
+            preset = replace(
+                toy(), steps=steps, clip_value=1e-3, optim=SGD(lr=1.0, momentum=0.0), eval_every=0
+            )
+            run = Run.create(tmp_path / name, "toy", preset)
+            train(run, preset, quiet=True, cpu=True)
+            states.append(weights(run))
+        largest = max(float((states[1][key] - states[0][key]).abs().max()) for key in states[0])
+        assert largest == pytest.approx(1e-3, rel=1e-3)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
