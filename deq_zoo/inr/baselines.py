@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from math import pi, sqrt
+from math import ceil, log2, pi, sqrt
 from typing import Any
 
 import torch
@@ -38,8 +38,11 @@ class Siren(Field):
                 layer.weight.uniform_(-bound, bound)  # type: ignore[operator]
 
     def forward(self, x: Tensor, z0: Tensor | None = None, **call: Any) -> Output:
+        self.refuse(z0, call)
         first, *hidden, last = self.linear_maps
-        h = torch.sin(self.scale * first(self.points(x)))
+        # Phases of many turns: half precision would leave nothing of them.
+        with torch.autocast(x.device.type, enabled=False):
+            h = torch.sin(self.scale * first(self.points(x)))
         for layer in hidden:
             h = torch.sin(_OMEGA * layer(h))
         return Output([last(h).view(*x.shape[:-1], self.o)])
@@ -72,6 +75,7 @@ class EncodedMLP(Field):
         self.mlp = nn.Sequential(*maps, nn.Linear(width, o))
 
     def forward(self, x: Tensor, z0: Tensor | None = None, **call: Any) -> Output:
+        self.refuse(z0, call)
         with torch.autocast(x.device.type, enabled=False):
             phase = 2 * pi * self.points(x) @ self.B.mT
             code = torch.cat((phase.sin(), phase.cos()), dim=1)
@@ -103,6 +107,7 @@ class MultiplicativeFilters(Field):
         self.output_map = nn.Linear(config.width, o)
 
     def forward(self, x: Tensor, z0: Tensor | None = None, **call: Any) -> Output:
+        self.refuse(z0, call)
         z, *filters = self.injection(self.points(x))
         for layer, g in zip(self.maps, filters, strict=True):
             z = layer(z) * g
@@ -118,6 +123,6 @@ def make_baseline(d: int, o: int, config: FieldConfig) -> Field:
     if config.kind == "ffn":
         B = config.input_scale * torch.randn(config.width // 2 or 1, d)
     else:
-        octaves = 2.0 ** torch.arange(max(1, int(config.input_scale)))
+        octaves = 2.0 ** torch.arange(max(1, ceil(log2(config.input_scale)) + 1))
         B = torch.kron(torch.eye(d), octaves[:, None]) / 2
     return EncodedMLP(d, o, B, config.width, config.layers)

@@ -21,6 +21,11 @@ def block_size(width: int) -> int:
     return max(_FEWEST, _NUMBERS // width)
 
 
+def mean_of(errors: Tensor) -> Tensor:
+    """The mean; of nothing, as a process without points has it, a zero with the same graph."""
+    return errors.mean() if errors.numel() else errors.sum()
+
+
 def summed(losses: Iterable[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     """The sum of losses, with the gradients of ``parameters`` known already.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any, Literal
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -22,6 +24,8 @@ _ARCHIVES = {"nature": "data_div2k.npz", "text": "data_2d_text.npz"}
 _FACES, _SIDE = "celeba_128_tiny.npy", 128
 _FOLDERS = {"nature": IMAGES, "text": IMAGES, "video": VIDEOS, "audio": AUDIO}
 _SQUARE = 512  # of the paper's photographs
+#: What a file that is no array, or a cut one, makes of NumPy.
+_UNREADABLE = (OSError, ValueError, TypeError, AttributeError, EOFError, BadZipFile, zlib.error)
 
 
 def kind_of_source(source: Source, file: str | None) -> Kind:
@@ -32,7 +36,12 @@ def kind_of_source(source: Source, file: str | None) -> Kind:
 
 
 def open_signal(
-    source: Source, channels: int, file: str | None, data_dir: str | None, index: int
+    source: Source,
+    channels: int,
+    file: str | None,
+    data_dir: str | None,
+    index: int,
+    length: int = 0,
 ) -> Signal:
     """The signal of a source.
 
@@ -42,24 +51,25 @@ def open_signal(
         file: of the source ``file``.
         data_dir: folder of the sets that are read from disk.
         index: which of a set's signals.
+        length: frames after which a video is left; 0 reads all.
     """
     if source == "file":
-        return read_signal(named(file), channels)
+        return read_signal(named(file), channels, length)
     if source == "ripples":
         return Signal("image", ripples(channels))
     if source in PHOTOS:
-        return Signal("image", _in_channels(_photo(source), channels))
+        return Signal("image", in_channels(_photo(source), channels))
     root = _folder(source, data_dir)
     if source == "celeba":
-        return Signal("image", _in_channels(_face(root, index), channels))
+        return Signal("image", in_channels(_face(root, index), channels))
     archive = root / _ARCHIVES.get(source, "")
     if source in _ARCHIVES and archive.is_file():
-        return Signal("image", _in_channels(_archived(archive, index), channels))
+        return Signal("image", in_channels(_archived(archive, index), channels))
     files = sorted(path for path in root.rglob("*") if path.suffix.lower() in _FOLDERS[source])
     if not files:
         what = f"{archive.name} or " if source in _ARCHIVES else ""
         raise DataError(f"{root} should hold {what}files that end in {', '.join(_FOLDERS[source])}")
-    signal = read_signal(_pick(files, index, root), channels)
+    signal = read_signal(_pick(files, index, root), channels, length)
     return cropped(signal, _SQUARE) if source in _ARCHIVES else signal
 
 
@@ -73,9 +83,13 @@ def cropped(signal: Signal, side: int = 0, shrink: int = 1, length: int = 0) -> 
         length: frames or samples from the start; 0 takes all.
     """
     values = signal.values
-    if length and signal.kind != "image":
+    if length:
+        if signal.kind == "image":
+            raise DataError("length is of sounds and videos, this is an image: drop it")
         values = values[:length]
     if signal.kind == "audio":
+        if side or shrink > 1:
+            raise DataError("side and shrink are of pictures, this is a sound: drop them")
         return Signal("audio", values, signal.rate)
     if shrink > 1:
         values = _shrunk(values, shrink)
@@ -124,7 +138,7 @@ def _photo(name: str) -> Tensor:
     return torch.from_numpy(np.array(pixels)).view(*pixels.shape[:2], -1)
 
 
-def _in_channels(pixels: Tensor, channels: int) -> Tensor:
+def in_channels(pixels: Tensor, channels: int) -> Tensor:
     """Grey as three equal channels, colours as their mean."""
     if pixels.shape[-1] == channels:
         return pixels
@@ -148,11 +162,11 @@ def _archived(path: Path, index: int) -> Tensor:
     try:
         with np.load(path, allow_pickle=False) as held:
             images = held["test_data"]
-    except (OSError, ValueError, KeyError) as error:
+    except (*_UNREADABLE, KeyError) as error:
         raise DataError(f"{path} should be an archive with 'test_data': {error}") from None
     if images.ndim != 4 or images.shape[-1] not in (1, 3):
         raise DataError(f"'test_data' in {path} should be (n, H, W, 3), got {images.shape}")
-    return _as_pixels(_pick(images, index, path))
+    return _as_pixels(_pick(images, index, path), path)
 
 
 def _face(root: Path, index: int) -> Tensor:
@@ -161,18 +175,25 @@ def _face(root: Path, index: int) -> Tensor:
         raise DataError(f"{root} should hold {_FACES}, images of 128 x 128 x 3")
     try:
         images = np.load(path, allow_pickle=False, mmap_mode="r").reshape(-1, _SIDE, _SIDE, 3)
-    except (OSError, ValueError) as error:
+    except _UNREADABLE as error:
         raise DataError(f"{path} cannot be read: {error}") from None
-    return _as_pixels(_pick(images, index, path))
+    return _as_pixels(_pick(images, index, path), path)
 
 
-def _as_pixels(image: Any) -> Tensor:
+def _as_pixels(image: Any, path: Path) -> Tensor:
     """Bytes as they are; other numbers are brightness from 0 to 1, or from 0 to 255."""
-    pixels = torch.from_numpy(np.array(image))
-    if pixels.dtype == torch.uint8:
-        return pixels
-    pixels = pixels.float()
-    return pixels / 255 if float(pixels.max()) > 1 else pixels
+    if image.dtype.kind not in "uif":
+        raise DataError(f"the pixels in {path} should be numbers, got {image.dtype}")
+    if image.dtype == np.uint8:
+        return torch.from_numpy(np.array(image))
+    low, high = float(image.min()), float(image.max())
+    if not 0 <= low <= high <= 255:
+        raise DataError(
+            f"the pixels in {path} should be from 0 to 1 or from 0 to 255, got {low:.4g} to "
+            f"{high:.4g}"
+        )
+    pixels = torch.from_numpy(np.array(image, dtype=np.float32))
+    return pixels / 255 if high > 1 else pixels
 
 
 def _pick(items: Any, index: int, source: Path) -> Any:

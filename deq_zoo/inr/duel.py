@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deq_zoo.errors import ZooError
 from deq_zoo.inr.model import Field, FieldConfig
 from deq_zoo.inr.representation import Representation
 from deq_zoo.inr.task import GeneraliseImage
 from deq_zoo.record import SolverRecord
-from deq_zoo.task import Evaluation, Loss, Picture
+from deq_zoo.task import WHOLE, Evaluation, Loss, Picture, Shard
 
 _ENTRIES = 128  # of a course
 _STRIDE = 5  # steps between its first entries
@@ -85,7 +86,8 @@ class Duel(GeneraliseImage):
     """Image generalisation by an equilibrium and by a rival of about as many parameters.
 
     They share nothing but the optimiser's settings: the loss is the sum of theirs, and no parameter
-    is in both. Runs in one process.
+    is in both. The best model is chosen by the equilibrium's ``val_psnr``, and the rival is judged
+    at the same step. Runs in one process.
 
     Args:
         rival: the shape of the other field. Others: see :class:`GeneraliseImage`.
@@ -95,6 +97,14 @@ class Duel(GeneraliseImage):
 
     def build(self) -> nn.Module:
         return self.framed(Pair(self.make(self.net), self.make(self.rival)))
+
+    def train_batch(self, step: int, seed: int, shard: Shard = WHOLE) -> Tensor:
+        if shard.world > 1:
+            raise ZooError(
+                f"a duel runs in one process: start it without a launcher, got {shard.world} "
+                "processes; other inr presets run in several"
+            )
+        return super().train_batch(step, seed, shard)
 
     def loss(self, model: nn.Module, batch: Tensor, carry: Any) -> Loss:
         assert isinstance(model, Pair)
@@ -141,8 +151,17 @@ class Duel(GeneraliseImage):
             name: torch.cat(list(self.predicted(each, rows, device, SolverRecord())))
             for name, each in fields.items()
         }
-        judged = {name: self.judged()["psnr"] for name in values}
-        return [compare(self.signal, rows, values, judged), race(model.course.told(), list(values))]
+        note = "Weights are those of the step with the DEQ's best val_psnr, for both fields."
+        return [
+            compare(self.signal, rows, values, self.told_by(), note),
+            race(model.course.told(), list(values)),
+        ]
+
+    def convert(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        raise ZooError(
+            "a duel holds two fields, the authors' weights are of one: convert them with --preset "
+            "inr-nature, inr-text or inr-file"
+        )
 
 
 def _size(field: Field) -> str:

@@ -11,16 +11,18 @@ import torch
 from torch import Tensor
 
 from deq_zoo.errors import DataError
+from deq_zoo.inr.data import cropped, in_channels
 from deq_zoo.inr.model import FieldConfig
 from deq_zoo.inr.readers import read_signal
 from deq_zoo.inr.representation import Representation
-from deq_zoo.inr.signal import Signal
+from deq_zoo.inr.signal import NAMES, Kind, Signal
 from deq_zoo.inr.task import FitSignal
 from torchdeq import DEQConfig
 
 #: Input scales of the paper, by kind of signal.
 SCALES = {"image": 128.0, "video": 128.0, "audio": 25000.0}
-_KINDS = {2: "audio", 3: "image", 4: "video"}  # by the axes of a tensor
+_KINDS: dict[int, Kind] = {2: "audio", 3: "image", 4: "video"}  # by the axes of a tensor
+_OF_SOURCE = ("data", "file", "data_dir", "index")  # options of a task that say what to fit
 
 
 def fit(
@@ -34,12 +36,17 @@ def fit(
     seconds: float | None = None,
     device: torch.device | str = "cpu",
     progress: Callable[[int, float], object] | None = None,
+    channels: int | None = None,
+    side: int = 0,
+    shrink: int = 1,
+    length: int = 0,
     **task: Any,
 ) -> Representation:
     """A field of a signal, by the paper's recipe: warm starts, 3 phantom steps, Adam.
 
     Args:
-        source: an image, wav or video file; a tensor (H, W, c), (T, H, W, c) or (n, 1); a signal.
+        source: an image, wav or video file; a tensor (H, W, 1 or 3) or (T, H, W, 3) of bytes or
+            numbers from 0 to 1, or (n, 1) from -1 to 1; a signal.
         steps: updates.
         net: the shape of the field; by default 256 wide with the paper's scale for the signal.
         deq: options of the equilibrium.
@@ -48,12 +55,20 @@ def fit(
         seconds: stop after so long.
         device: to train on.
         progress: called with the step and the loss after every step.
+        channels: of an image, 3 or 1; by default a tensor's own, and 3 of a file.
+        side: of a square in the middle of every picture; 0 takes all of it.
+        shrink: pictures get so many times smaller first.
+        length: frames or samples to fit, from the start; 0 takes all.
         **task: further options of :class:`~deq_zoo.inr.task.FitSignal`, e.g. ``batch=65536``.
     """
-    signal = as_signal(source)
+    known = [name for name in _OF_SOURCE if name in task]
+    if known:
+        raise TypeError(f"fit takes the signal as source: drop {', '.join(known)}")
+    signal = as_signal(source, channels, length)
     net = FieldConfig(width=256, input_scale=SCALES[signal.kind]) if net is None else net
     deq = DEQConfig(f_max_iter=40, grad=[3], on_failure="ignore") if deq is None else deq
-    chosen = FitSignal(net=net, deq=deq, **task).holding(signal)
+    options = FitSignal(net=net, deq=deq, side=side, shrink=shrink, length=length, **task)
+    chosen = options.holding(cropped(signal, side, shrink, length))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = chosen.build().to(device)
@@ -73,15 +88,35 @@ def fit(
     return model.eval()
 
 
-def as_signal(source: str | Path | Tensor | Signal) -> Signal:
-    """A signal from a file or a tensor."""
+def as_signal(
+    source: str | Path | Tensor | Signal, channels: int | None = None, length: int = 0
+) -> Signal:
+    """A signal from a file or a tensor.
+
+    Args:
+        source: either.
+        channels: of an image; by default a tensor's own, and 3 of a file.
+        length: frames after which a video file is left; 0 reads all.
+    """
+    if channels not in (None, 1, 3):
+        raise ValueError(f"channels must be 1 or 3, got {channels}")
     if isinstance(source, Signal):
-        return source
-    if not isinstance(source, Tensor):
-        return read_signal(Path(source).expanduser())
+        signal = source
+    elif isinstance(source, Tensor):
+        signal = _from_tensor(source)
+    else:
+        signal = read_signal(Path(source).expanduser(), channels or 3, length)
+    if channels is None or signal.channels == channels:
+        return signal
+    if signal.kind != "image":
+        raise ValueError(f"channels is of images, got {NAMES[signal.kind]}: drop it")
+    return Signal("image", in_channels(signal.values, channels))
+
+
+def _from_tensor(source: Tensor) -> Signal:
     if source.dim() not in _KINDS:
         raise DataError(
             "a tensor to fit is a sound (n, 1), an image (H, W, c) or a video (T, H, W, c), got "
             f"{tuple(source.shape)}"
         )
-    return Signal(_KINDS[source.dim()], source)  # type: ignore[arg-type]
+    return Signal(_KINDS[source.dim()], source.detach().contiguous())

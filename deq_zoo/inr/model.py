@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -27,7 +28,7 @@ class FieldConfig:
         width: of the hidden state.
         layers: in the map of a deq or one_pass; hidden layers of a baseline.
         input_scale: spread of the frequencies; of ffn the standard deviation in cycles, of relu_pe
-            the number of octaves.
+            the highest one, in half cycles.
         alpha: of gabor's envelopes.
     """
 
@@ -85,10 +86,23 @@ class Field(nn.Module):
             raise TypeError(f"coordinates must be floating point, got {x.dtype}")
         if not x.dim() or x.shape[-1] != self.d:
             raise ValueError(f"coordinates must be (..., {self.d}), got {tuple(x.shape)}")
+        dtype = next(self.parameters()).dtype
+        if x.dtype != dtype:
+            raise TypeError(
+                f"coordinates are {x.dtype}, the field is {dtype}: convert one, e.g. x.to({dtype})"
+            )
         return x.reshape(-1, self.d)
 
     def forward(self, x: Tensor, z0: Tensor | None = None, **call: Any) -> Output:
         raise NotImplementedError
+
+    def refuse(self, z0: Tensor | None, call: Mapping[str, object]) -> None:
+        """Of a field without equilibrium: nothing to start from, and no options of a solve."""
+        given = [*(["z0"] if z0 is not None else []), *call]
+        if given:
+            raise TypeError(
+                f"{type(self).__name__} has no equilibrium to solve for: drop {', '.join(given)}"
+            )
 
 
 class _Filtered(Field):
@@ -160,7 +174,13 @@ class DEQField(_Filtered):
     def _solved(self, deq: nn.Module, x: Tensor, z0: Tensor | None, **call: Any) -> Output:
         reset_norm(self.f)  # once per forward pass, not once per evaluation of f
         u = self.injection(self.points(x))
-        z0 = torch.zeros_like(u[0]) if z0 is None else z0
+        if z0 is None:
+            z0 = torch.zeros_like(u[0])
+        elif z0.shape != u[0].shape or z0.dtype != u[0].dtype:
+            raise ValueError(
+                f"z0 must hold a state of each point, {tuple(u[0].shape)} of {u[0].dtype}: got "
+                f"{tuple(z0.shape)} of {z0.dtype}"
+            )
         f = self.f.at(u, solving=call.get("f_max_iter") != 0)
         states, stats = deq(f, z0, **call)
         return Output([self.decode(z, x.shape) for z in states], states[-1], stats)
@@ -175,6 +195,7 @@ class OnePassField(_Filtered):
     """
 
     def forward(self, x: Tensor, z0: Tensor | None = None, **call: Any) -> Output:
+        self.refuse(z0, call)
         reset_norm(self.f)
         u = self.injection(self.points(x))
         z = self.f(torch.zeros_like(u[0]), *u)

@@ -21,7 +21,8 @@ def compare(
     signal: Signal,
     rows: Tensor,
     values: Mapping[str, Tensor],
-    judged: Mapping[str, Tensor] | None = None,
+    judged: Tensor | None = None,
+    note: str = "",
 ) -> Picture:
     """The target beside every fit, and below each fit its error.
 
@@ -29,7 +30,8 @@ def compare(
         signal: an image or video.
         rows: the samples that are shown, whole pictures.
         values: (N, c) of each field at them.
-        judged: of each field the samples by which its PSNR is told; all by default.
+        judged: the samples by which PSNR is told; all by default.
+        note: ends the caption.
     """
     pictures = rows.view(-1, *signal.shape[-2:])
     frames = range(0, len(pictures), max(1, -(-len(pictures) // _FRAMES)))
@@ -46,15 +48,15 @@ def compare(
         _show(grid[line, 0], wanted[frame], title)
         for column, (name, held) in enumerate(values.items(), start=1):
             fit = shown(held).view(*pictures.shape, -1)[frame]
-            told = f"{name}\n{_psnr(signal, rows, held, (judged or {}).get(name)):.2f} dB"
+            told = f"{name}\n{_psnr(signal, rows, held, judged):.2f} dB"
             _show(grid[line, column], fit, told if not line else "")
             error = (_MAGNIFIED * (fit - wanted[frame]).abs()).clamp(0, 1)
             below = grid[line, column + 1] if alone else grid[line + 1, column]
             _show(below, error, f"error, {_MAGNIFIED} times")
     caption = "The signal, what the field makes of it, and the difference."
-    if judged:
+    if judged is not None:
         caption += " Every fourth pixel was learnt; PSNR is that of those diagonally between."
-    return Picture("fit", caption, to_png(figure))
+    return Picture("fit", f"{caption} {note}".rstrip(), to_png(figure))
 
 
 def race(course: Tensor, names: Sequence[str]) -> Picture:

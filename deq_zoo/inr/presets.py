@@ -49,6 +49,7 @@ def inr_video() -> Preset:
         ),
         optim=Adam(lr=1e-3),
         steps=10_000,
+        clip_value=0.1,
         log_every=100,
         eval_every=2000,
         save_every=2000,
@@ -110,7 +111,7 @@ def inr_celeba() -> Preset:
 def inr_file() -> Preset:
     """Any image, wav or video: --set file=PATH; for sounds also --set input_scale=25000."""
     return Preset(
-        task=FitSignal(net=FieldConfig(width=256), deq=RECIPE, data="file"),
+        task=FitSignal(net=FieldConfig(width=256), deq=RECIPE, data="file", batch=65536),
         optim=Adam(lr=1e-3),
         steps=1000,
         eval_every=250,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +28,13 @@ def kind_of(path: Path) -> Kind:
     raise DataError(f"{path.name} is no image, sound or video by its name; known: {known}")
 
 
-def read_signal(path: Path, channels: int = 3) -> Signal:
+def read_signal(path: Path, channels: int = 3, length: int = 0) -> Signal:
     """The signal in a file.
 
     Args:
         path: the file.
         channels: of an image: 3, or 1 for grey.
+        length: frames of a video after which decoding stops; 0 reads all.
     """
     kind = kind_of(path)
     if not path.is_file():
@@ -40,20 +43,43 @@ def read_signal(path: Path, channels: int = 3) -> Signal:
         return Signal("image", read_image(path, channels))
     if kind == "audio":
         return read_wav(path)
-    return read_video(path)
+    return read_video(path, length)
 
 
 def read_image(path: Path, channels: int = 3) -> Tensor:
-    """Pixels (H, W, channels) as bytes, upright."""
+    """Pixels (H, W, channels) as bytes, upright.
+
+    What is transparent shows white behind it. Grey of 16 bits is divided by 257; grey in floating
+    point must lie from 0 to 1.
+    """
     from PIL import Image, ImageOps
 
     try:
         with Image.open(path) as image:
-            upright = ImageOps.exif_transpose(image)
+            upright = _in_bytes(ImageOps.exif_transpose(image), path)
+            if upright.has_transparency_data:
+                over = upright.convert("RGBA")
+                upright = Image.alpha_composite(Image.new("RGBA", over.size, "white"), over)
             pixels = np.array(upright.convert("RGB" if channels == 3 else "L"))
-    except (OSError, SyntaxError, ValueError) as error:
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read as an image: {error}") from None
     return torch.from_numpy(pixels).view(*pixels.shape[:2], channels)
+
+
+def _in_bytes(image: Any, path: Path) -> Any:
+    """A picture of more than 8 bits as one of 8, which Pillow's conversion would clip."""
+    from PIL import Image
+
+    if image.mode != "F" and not image.mode.startswith("I"):
+        return image
+    top = 1 if image.mode == "F" else 65535
+    held = np.array(image, dtype=np.float64)
+    if not (held.min() >= 0 and held.max() <= top):
+        raise DataError(
+            f"{path} holds numbers from {held.min():.4g} to {held.max():.4g}, expected 0 to {top}: "
+            "save it with 8 bits"
+        )
+    return Image.fromarray(np.rint(held * (255 / top)).astype(np.uint8))
 
 
 def read_wav(path: Path) -> Signal:
@@ -62,7 +88,7 @@ def read_wav(path: Path) -> Signal:
 
     try:
         rate, held = wavfile.read(path)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, struct.error) as error:
         raise DataError(f"{path} cannot be read as a wav file: {error}") from None
     samples = torch.from_numpy(np.array(held, dtype=np.float32))
     if held.dtype == np.uint8:
@@ -72,11 +98,13 @@ def read_wav(path: Path) -> Signal:
     if not len(samples):
         raise DataError(f"{path} holds no samples")
     top = samples.abs().max()
+    if not top.isfinite():
+        raise DataError(f"{path} holds samples that are no finite numbers")
     return Signal("audio", (samples / top if top > 0 else samples)[:, None], float(rate))
 
 
-def read_video(path: Path) -> Signal:
-    """A video's frames as bytes."""
+def read_video(path: Path, length: int = 0) -> Signal:
+    """A video's frames as bytes, the first ``length`` of them; 0 reads all."""
     av: Any
     try:
         import av
@@ -86,7 +114,8 @@ def read_video(path: Path) -> Signal:
         with av.open(str(path)) as held:
             stream = held.streams.video[0]
             rate = float(stream.average_rate or 25)
-            frames = [torch.from_numpy(f.to_ndarray(format="rgb24")) for f in held.decode(stream)]
+            decoded = islice(held.decode(stream), length or None)
+            frames = [torch.from_numpy(f.to_ndarray(format="rgb24")) for f in decoded]
     except (av.error.FFmpegError, IndexError, OSError) as error:
         raise DataError(f"{path} cannot be read as a video: {error}") from None
     if not frames:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ from deq_zoo.errors import ZooError
 from deq_zoo.inr.blocks import block_size
 from deq_zoo.inr.compression import sizes
 from deq_zoo.inr.representation import Representation
-from deq_zoo.inr.signal import Signal, coordinates
+from deq_zoo.inr.signal import NAMES, Signal, coordinates
 from deq_zoo.inr.writers import SUFFIXES, write_signal
+
+_MOST = 1 << 28  # samples of a rendering: 3 GB of colours
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,6 @@ class Rendering:
     format: str = ""
 
 
-@torch.no_grad()
 def render(model: Representation, options: Rendering | None = None, **changes: Any) -> Tensor:
     """Values (..., c) from -1 to 1 on a grid, on the CPU.
 
@@ -48,20 +49,30 @@ def render(model: Representation, options: Rendering | None = None, **changes: A
         options: what to render.
         **changes: the same as keywords, e.g. ``render(model, scale=4)``.
     """
+    if options is not None and changes:
+        raise TypeError(f"give a Rendering or keywords, not both: got {', '.join(changes)} too")
     options = Rendering(**changes) if options is None else options
-    like = next(model.parameters())
     shape = _shape(model, options)
     region = _region(options.region, len(shape))
+    return _values(model, torch.arange(prod(shape)), shape, region).view(*shape, -1)
+
+
+@torch.no_grad()
+def _values(
+    model: Representation, rows: Tensor, shape: Sequence[int], region: Sequence[float] = ()
+) -> Tensor:
+    """Values (N, c) at some samples of a grid, block by block, on the CPU."""
+    like = next(model.parameters())
     width = getattr(getattr(model.field, "config", None), "width", 1024)
     parts, training = [], model.training
     model.eval()
     try:
-        for rows in torch.arange(prod(shape), device=like.device).split(block_size(width)):
-            x = coordinates(shape, rows, like.dtype, region)
+        for part in rows.split(block_size(width)):
+            x = coordinates(shape, part.to(like.device), like.dtype, region)
             parts.append(model(x).values[-1].float().cpu())
     finally:
         model.train(training)
-    return torch.cat(parts).view(*shape, -1)
+    return torch.cat(parts)
 
 
 def write_rendering(
@@ -76,34 +87,78 @@ def write_rendering(
         signal: the original, if it is at hand, to say how much compression costs.
     """
     suffixes = SUFFIXES[model.kind]
-    suffix = f".{options.format.lstrip('.')}" if options.format else suffixes[0]
+    suffix = f".{options.format.lower().lstrip('.')}" if options.format else suffixes[0]
+    what = NAMES[model.kind]
     if suffix not in suffixes:
-        raise ZooError(f"an {model.kind} is written as {' or '.join(suffixes)}, not as {suffix}")
+        raise ZooError(f"{what} is written as {' or '.join(suffixes)}, not as {suffix}")
+    rate = _rate(model, options)
+    if model.kind == "audio" and not rate:
+        raise _no_rate(model)
     values = render(model, options)
     path = out / f"{model.kind}{suffix}"
-    write_signal(path, values, _rate(model, options))
+    try:
+        write_signal(path, values, rate)
+    except ValueError as error:
+        raise ZooError(str(error)) from None
     yield f"{path}: {' x '.join(map(str, values.shape[:-1]))} samples"
-    yield from sizes(model, render, signal)
+    own = tuple(model.frame[1:].tolist())
+    whole = values.shape[:-1] == own and not options.region
+    yield from sizes(
+        model,
+        lambda model, rows: _values(model, rows, own),
+        signal if signal is not None and signal.shape == own else None,
+        values.flatten(0, -2) if whole else None,
+    )
 
 
 def _shape(model: Representation, options: Rendering) -> tuple[int, ...]:
     """Samples along every axis."""
-    d = model.field.d
+    d, what = model.field.d, NAMES[model.kind]
+    _check(model, options)
     if options.size:
         if len(options.size) != d or min(options.size) < 1:
-            raise ZooError(f"--size takes {d} positive numbers for an {model.kind}: {options.size}")
-        return options.size
-    if not options.scale > 0 or options.rate < 0:
-        raise ZooError("--scale and --rate must be positive")
-    region = _region(options.region, d)
-    shape = list(model.shape)
-    times = [options.scale] * d
-    if model.kind == "video":
-        times[0] = 1.0  # more pixels are not more frames: those come by --rate
-    if options.rate and model.kind != "image":
-        times[0] = options.rate / model.rate
-    share = [high - low for low, high in zip(region[:d], region[d:], strict=True)]
-    return tuple(max(1, round(n * t * s)) for n, t, s in zip(shape, times, share, strict=True))
+            raise ZooError(f"--size takes {d} positive numbers for {what}: {options.size}")
+        sizes: list[float] = list(options.size)
+    else:
+        region = _region(options.region, d)
+        times = [options.scale] * d
+        if model.kind == "video":
+            times[0] = 1.0  # more pixels are not more frames: those come by --rate
+        if options.rate:
+            if not model.rate:
+                raise _no_rate(model)
+            times[0] = options.rate / model.rate
+        share = [high - low for low, high in zip(region[:d], region[d:], strict=True)]
+        sizes = [n * t * s for n, t, s in zip(model.shape, times, share, strict=True)]
+    if not prod(sizes) <= _MOST:
+        raise ZooError(
+            f"{prod(sizes):.3g} samples are more than the {_MOST:,} that are rendered at once: "
+            "lower --scale, --size or --rate, or choose a --region"
+        )
+    return tuple(max(1, round(n)) for n in sizes)
+
+
+def _no_rate(model: Representation) -> ZooError:
+    noun = NAMES[model.kind].split()[-1]
+    return ZooError(
+        f"the {noun} has no rate: give one when it is fitted, Signal({model.kind!r}, values, "
+        "rate), or say --size and --rate"
+    )
+
+
+def _check(model: Representation, options: Rendering) -> None:
+    """Options that mean nothing, or contradict each other."""
+    if not 0 < options.scale < inf or not 0 <= options.rate < inf:
+        raise ZooError(
+            f"--scale and --rate must be positive and finite, got {options.scale} and "
+            f"{options.rate}"
+        )
+    if options.rate and model.kind == "image":
+        raise ZooError("an image has no rate: drop --rate")
+    if options.size and options.scale != 1:
+        raise ZooError("--size and --scale both say how many samples: drop one of them")
+    if options.rate and options.scale != 1 and model.kind == "audio":
+        raise ZooError("--rate and --scale both say how many samples of a sound: drop one of them")
 
 
 def _region(region: Sequence[float], d: int) -> Sequence[float]:

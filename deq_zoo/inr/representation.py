@@ -16,31 +16,24 @@ _FINE = 1000  # the rate is kept in thousandths, as a whole number
 
 
 class Representation(nn.Module):
-    """A field, the grid its signal was sampled on, and perhaps a second field to compare with.
+    """A field and the grid its signal was sampled on.
 
     Args:
         field: the representation.
-        twin: trained beside it.
     """
 
     frame: Tensor
 
-    def __init__(self, field: Field, twin: Field | None = None) -> None:
+    def __init__(self, field: Field) -> None:
         super().__init__()
-        self.field, self.twin = field, twin
+        self.field = field
         # A whole number survives every change of dtype: rate, then samples along each axis.
         self.register_buffer("frame", torch.zeros(1 + field.d, dtype=torch.int64))
 
-    def forward(
-        self, x: Tensor, z0: Tensor | None = None, twin: bool = False, **call: Any
-    ) -> Output:
-        """The values of the field, or of its twin."""
-        if not twin:
-            out: Output = self.field(x, z0, **call)
-            return out
-        assert self.twin is not None
-        found: Output = self.twin(x)
-        return found
+    def forward(self, x: Tensor, z0: Tensor | None = None, **call: Any) -> Output:
+        """The values of the field."""
+        out: Output = self.field(x, z0, **call)
+        return out
 
     def frame_(self, shape: tuple[int, ...], rate: float) -> Representation:
         """Say what grid the signal has."""

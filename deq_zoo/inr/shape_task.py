@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from deq_zoo.inr.blocks import block_size, summed
+from deq_zoo.inr.blocks import block_size, mean_of, summed
 from deq_zoo.inr.derivatives import value_and_gradient
 from deq_zoo.inr.model import FieldConfig, Output, make_field
 from deq_zoo.inr.shapes import DIMENSIONS, Distance, Name, distance
@@ -96,11 +96,11 @@ class FitShape(Task):
                 wanted = self.distance(x)
                 if self.eikonal:
                     y, gradient = value_and_gradient(field, x)
-                    slope = (gradient[:, 0].norm(dim=1) - 1).square().mean()
+                    slope = mean_of((gradient[:, 0].norm(dim=1) - 1).square())
                 else:
                     y, slope = field(x), x.new_zeros(())
-                error = (y[:, 0] - wanted).square().mean()
-                yield len(x) / len(batch) * (error + self.eikonal * slope)
+                error = mean_of((y[:, 0] - wanted).square())
+                yield len(x) / max(1, len(batch)) * (error + self.eikonal * slope)
 
         return Loss(summed(losses(), parameters), stats=stats[0] if stats else None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log10, prod
+from math import isfinite, log10, prod
 from typing import Literal
 
 import torch
@@ -13,6 +13,10 @@ from torch import Tensor
 Kind = Literal["audio", "image", "video"]
 #: Coordinates of a point, which also tell the kinds apart.
 DIMENSIONS: dict[str, int] = {"audio": 1, "image": 2, "video": 3}
+#: How a message calls each kind.
+NAMES: dict[str, str] = {"audio": "a sound", "image": "an image", "video": "a video"}
+_CHANNELS: dict[str, tuple[int, ...]] = {"audio": (1,), "image": (1, 3), "video": (3,)}
+_ROUNDING = 1e-3  # by which brightness may leave its range
 
 
 @dataclass(frozen=True)
@@ -21,8 +25,8 @@ class Signal:
 
     Args:
         kind: of signal.
-        values: image (H, W, c) and video (T, H, W, c) as bytes or numbers from 0 to 1; audio (n, 1)
-            as numbers from -1 to 1.
+        values: image (H, W, 1 or 3) and video (T, H, W, 3) as bytes or numbers from 0 to 1; audio
+            (n, 1) as numbers from -1 to 1.
         rate: samples or frames per second; 0 for an image.
     """
 
@@ -31,11 +35,31 @@ class Signal:
     rate: float = 0.0
 
     def __post_init__(self) -> None:
-        d = DIMENSIONS[self.kind]
-        if self.values.dim() != d + 1 or not self.values.numel():
+        d, values, what = DIMENSIONS[self.kind], self.values, f"the values of {NAMES[self.kind]}"
+        if values.dim() != d + 1 or not values.numel():
             raise ValueError(
-                f"the values of an {self.kind} must have {d} axes and channels, and not be empty: "
-                f"got {tuple(self.values.shape)}"
+                f"{what} must have {d} axes and channels, and not be empty: "
+                f"got {tuple(values.shape)}"
+            )
+        known = _CHANNELS[self.kind]
+        if values.shape[-1] not in known:
+            raise ValueError(
+                f"{what} must have {' or '.join(map(str, known))} channels on the last axis, got "
+                f"{tuple(values.shape)}: a sound is (n, 1), an image (H, W, 1) or (H, W, 3), a "
+                "video (T, H, W, 3)"
+            )
+        if values.dtype == torch.uint8 and self.kind != "audio":
+            return
+        if not values.is_floating_point():
+            bytes_ = "" if self.kind == "audio" else "bytes (uint8) or "
+            raise TypeError(f"{what} must be {bytes_}floating point, got {values.dtype}")
+        low, high = (float(t) for t in values.detach().aminmax())  # NaN if one of them is
+        if not isfinite(high - low):
+            raise ValueError(f"{what} must be finite, got numbers from {low} to {high}")
+        if self.kind != "audio" and (low < -_ROUNDING or high > 1 + _ROUNDING):
+            raise ValueError(
+                f"{what} must be bytes or numbers from 0 to 1, got {low:.4g} to {high:.4g}: shift "
+                "and divide them"
             )
 
     @property
@@ -52,7 +76,8 @@ class Signal:
 
     def targets(self, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """What a field should say at some samples, (N, c): from -1 to 1."""
-        picked = self.values.view(-1, self.channels)[rows.to(self.values.device)].to(rows.device)
+        held = self.values.reshape(-1, self.channels)
+        picked = held[rows.to(held.device)].to(rows.device)
         if self.kind == "audio":
             return picked.to(dtype)
         top = 1.0 if picked.is_floating_point() else 255.0

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from deq_zoo.errors import DataError
-from deq_zoo.inr.blocks import block_size, summed
+from deq_zoo.inr.blocks import block_size, mean_of, summed
 from deq_zoo.inr.convert import from_authors
 from deq_zoo.inr.data import Source, cropped, kind_of_source, open_signal
 from deq_zoo.inr.derivatives import value_and_gradient
@@ -21,8 +21,8 @@ from deq_zoo.inr.model import Field, FieldConfig, Output, make_field
 from deq_zoo.inr.order import sampled
 from deq_zoo.inr.render import Rendering, write_rendering
 from deq_zoo.inr.representation import Representation
-from deq_zoo.inr.signal import DIMENSIONS, Kind, Signal, coordinates
-from deq_zoo.inr.warm import States
+from deq_zoo.inr.signal import DIMENSIONS, NAMES, Kind, Signal, coordinates
+from deq_zoo.inr.warm import States, check_memory
 from deq_zoo.record import SolverRecord
 from deq_zoo.task import WHOLE, Evaluation, Loss, Picture, Score, Shard, Task, steps_in_epoch
 from torchdeq import DEQConfig, SolverStat, fp_correction
@@ -106,14 +106,21 @@ class FitSignal(Task):
     @cached_property
     def signal(self) -> Signal:
         """What is fitted."""
-        whole = open_signal(self.data, self.channels, self.file, self.data_dir, self.index)
-        return cropped(whole, self.side, self.shrink, self.length)
+        whole = open_signal(
+            self.data, self.channels, self.file, self.data_dir, self.index, self.length
+        )
+        return self._checked(cropped(whole, self.side, self.shrink, self.length))
+
+    def _checked(self, signal: Signal) -> Signal:
+        if self.supervise == "gradient" and signal.kind != "image":
+            raise DataError(f"supervise='gradient' takes images, got {NAMES[signal.kind]}")
+        return signal
 
     def holding(self, signal: Signal) -> Self:
         """The task with a signal from memory in place of its data."""
         channels = signal.channels if signal.kind == "image" else self.channels
         task = replace(self, channels=channels)
-        task.__dict__["signal"] = signal
+        task.__dict__["signal"] = self._checked(signal)
         return task
 
     @cached_property
@@ -146,7 +153,15 @@ class FitSignal(Task):
 
     @property
     def steps_per_epoch(self) -> int:
-        return steps_in_epoch(len(self.fit_rows), self.batch or len(self.fit_rows))
+        n = len(self.fit_rows)
+        if self.follows:
+            check_memory(n, self.net.width)  # before anything is made or replaced
+        return steps_in_epoch(n, self.batch or n)
+
+    @property
+    def follows(self) -> bool:
+        """Whether states are kept from step to step."""
+        return self.warm and self.net.implicit
 
     def train_batch(self, step: int, seed: int, shard: Shard = WHOLE) -> Tensor:
         n = len(self.fit_rows)
@@ -156,7 +171,7 @@ class FitSignal(Task):
 
     def loss(self, model: nn.Module, batch: Tensor, carry: Any) -> Loss:
         stats: list[SolverStat] = []
-        if not (self.warm and self.net.implicit):
+        if not self.follows:
 
             def predict(x: Tensor, places: Tensor) -> list[Tensor]:
                 out: Output = model(x)
@@ -192,7 +207,7 @@ class FitSignal(Task):
                     wanted = self.target_differences.to(x)[rows[places]]
                 else:
                     values, wanted = predict(x, places), self.signal.targets(rows[places], dtype)
-                share = len(places) / total
+                share = len(places) / max(1, total)
                 yield share * fp_correction(_squared_error, (values, wanted), gamma=self.deq.gamma)
 
         return summed(losses(), parameters)
@@ -219,7 +234,8 @@ class FitSignal(Task):
         record = SolverRecord()
         if thorough and self.net.implicit:
             dtype = next(model.parameters()).dtype
-            few = coordinates(self.signal.shape, self.fit_rows[:_RADII].to(device), dtype)
+            spread = self.fit_rows[:: max(1, len(self.fit_rows) // _RADII)][:_RADII]
+            few = coordinates(self.signal.shape, spread.to(device), dtype)
             record.radii += model(few, sradius_mode=True).stats["sradius"].tolist()
         metrics = {
             name: self.psnr(model, rows, device, record) for name, rows in self.judged().items()
@@ -259,7 +275,11 @@ class FitSignal(Task):
             values = values + (self.signal.targets(rows) - values).mean(0)
         if self.kind == "audio":
             return [unrolled(self.signal, values)]
-        return [compare(self.signal, rows, {"fit": values})]
+        return [compare(self.signal, rows, {"fit": values}, self.told_by())]
+
+    def told_by(self) -> Tensor | None:
+        """Samples by which the PSNR of a picture is told; None takes those that are shown."""
+        return None
 
     def convert(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         model = self.build()
@@ -304,6 +324,9 @@ class GeneraliseImage(FitSignal):
             "fit_psnr": self._pixels(0, 0),
         }
 
+    def told_by(self) -> Tensor:
+        return self.judged()["psnr"]
+
     def _pixels(self, top: int, left: int) -> Tensor:
         """Every second one of every second line."""
         if self.signal.kind != "image" or min(self.signal.shape) < 2:
@@ -330,4 +353,9 @@ def _note(stats: list[SolverStat], out: Output) -> None:
 
 
 def _squared_error(values: Tensor, wanted: Tensor) -> Tensor:
-    return (values - wanted).square().mean()
+    if values.shape != wanted.shape:
+        raise ValueError(
+            f"the field says {tuple(values.shape)}, the signal {tuple(wanted.shape)}: build it "
+            "with the signal's channels"
+        )
+    return mean_of((values - wanted).square())

@@ -7,6 +7,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deq_zoo.errors import DataError
+
+#: Bytes that the states of all points may take.
+BUDGET = 8_000_000_000
+
+
+def check_memory(n: int, width: int) -> None:
+    """Refuse states that are larger than the budget."""
+    size = 4 * n * width
+    if size > BUDGET:
+        raise DataError(
+            f"the warm states of {n:,} points of width {width} take {size / 1e9:.1f} GB, more than "
+            f"{BUDGET / 1e9:.0f}: make pictures smaller with --set shrink=2, the state with --set "
+            "width=128, take a part with --set side= or length=, or solve at every step with --set "
+            "warm=false"
+        )
+
 
 class States:
     """A state for each of n points, (n, width), zero until a point has been visited.
@@ -28,6 +45,7 @@ class States:
         """What a step carried on, or a new start."""
         if carry is not None:
             return cls(carry["kept"], carry["seen"])
+        check_memory(n, width)
         like = next(model.parameters())
         return cls(like.new_zeros(n, width), like.new_zeros(n, dtype=torch.bool))
 

@@ -169,7 +169,11 @@ def test_parts_of_signals() -> None:
     mean = image.values[:2, :2].float().mean((0, 1)).round()
     assert halved.values[0, 0].tolist() == mean.tolist()
     sound = Signal("audio", torch.arange(9.0)[:, None], 4.0)
-    assert len(cropped(sound, side=100, length=5)) == 5
+    assert len(cropped(sound, length=5)) == 5
+    with pytest.raises(DataError, match="side and shrink are of pictures"):
+        cropped(sound, side=100)
+    with pytest.raises(DataError, match="length is of sounds and videos"):
+        cropped(image, length=2)
     with pytest.raises(DataError, match="does not fit"):
         cropped(image, side=5)
     with pytest.raises(DataError, match="cannot shrink"):

@@ -18,6 +18,7 @@ from deq_zoo.checkpoint import Checkpoint
 from deq_zoo.cli import main
 from deq_zoo.errors import CheckpointError, ZooError
 from deq_zoo.inr import (
+    DEQField,
     FieldConfig,
     FitSignal,
     GeneraliseImage,
@@ -330,13 +331,17 @@ def test_fewer_bits_cost_little_and_leave_the_model_alone() -> None:
     model = fit(ripples(1), 60, net=NET, lr=1e-2)
     before = render(model)
     n = sum(p.numel() for p in model.parameters())
+    assert isinstance(model.field, DEQField)
+    x_map = model.field.injection.x_map
+    frequencies = sum(p.numel() for p in x_map.parameters())
     for precision, bits, atol in (
         ("float32", 32 * n, 0.0),
-        ("float16", 16 * n, 0.05),
-        ("int8", 16 * n - 8 * 256 + 16 * 16, 0.3),
+        ("float16", 16 * (n + frequencies), 0.05),
+        ("int8", 16 * (n + frequencies) - 8 * 256 + 16 * 16, 0.3),
     ):
         copy, spent = compressed(model, precision)
         assert spent == bits
+        assert torch.equal(copy.get_parameter("field.injection.x_map.weight"), x_map.weight)
         assert_close(render(copy), before, rtol=0, atol=atol)
     assert torch.equal(render(model), before)
     with pytest.raises(ValueError, match="precision is one of"):

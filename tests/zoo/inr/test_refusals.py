@@ -1,0 +1,378 @@
+"""Mistakes: what is refused, what the message says, and what must not be lost on the way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.testing import assert_close
+
+from deq_zoo.cli import main
+from deq_zoo.errors import DataError, ZooError
+from deq_zoo.inr import (
+    FieldConfig,
+    FitSignal,
+    GeneraliseImage,
+    Rendering,
+    Signal,
+    coordinates,
+    fit,
+    make_field,
+    render,
+    write_signal,
+)
+from deq_zoo.inr.compression import measured
+from deq_zoo.inr.data import open_signal, ripples
+from deq_zoo.inr.model import KINDS
+from deq_zoo.inr.readers import read_image, read_signal
+from deq_zoo.inr.shape_task import FitShape
+from deq_zoo.inr.warm import check_memory
+from deq_zoo.preset import find_preset
+from deq_zoo.task import Shard
+from torchdeq import DEQConfig
+
+CPU = torch.device("cpu")
+NET = FieldConfig(width=8, input_scale=8.0)
+RECIPE = DEQConfig(f_max_iter=20, grad=[3], on_failure="ignore")
+
+
+def byte(*shape: int) -> torch.Tensor:
+    return torch.zeros(*shape, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        (torch.rand(12, 10), ValueError, r"a sound is \(n, 1\), an image \(H, W, 1\)"),
+        (torch.rand(12, 2), ValueError, "must have 1 channels"),
+        (byte(2, 4, 4, 1), ValueError, "must have 3 channels"),
+        (byte(4, 4, 4), ValueError, "must have 1 or 3 channels"),
+        (255 * torch.rand(4, 4, 3), ValueError, "from 0 to 1"),
+        (torch.rand(4, 4, 3) - 1, ValueError, "from 0 to 1"),
+        (torch.full((4, 4, 3), torch.nan), ValueError, "must be finite"),
+        (torch.full((9, 1), torch.inf), ValueError, "must be finite"),
+        (byte(4, 4, 3).int(), TypeError, r"bytes \(uint8\) or floating point, got torch.int32"),
+        (byte(4, 4, 3).bool(), TypeError, "got torch.bool"),
+        (byte(9, 1), TypeError, "must be floating point"),
+    ],
+)
+def test_tensors_that_are_no_signal_are_refused(
+    source: torch.Tensor, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        fit(source, 1, net=NET)
+
+
+def test_fit_applies_every_option_or_refuses_it(tmp_path: Path) -> None:
+    write_signal(str(tmp_path / "a.png"), ripples(3).float() / 127.5 - 1)
+    grey = fit(tmp_path / "a.png", 1, net=NET, channels=1, side=6, shrink=2)
+    assert (grey.shape, grey.field.o) == ((6, 6), 1)
+    assert fit(ripples(3), 1, net=NET, channels=1).field.o == 1
+    assert fit(torch.rand(30, 1), 1, net=NET, length=20).shape == (20,)
+    assert fit(torch.rand(8, 8, 1)[::2, ::2], 1, net=NET).shape == (4, 4)
+    for name in ("data", "file", "data_dir", "index"):
+        with pytest.raises(TypeError, match=f"drop {name}"):
+            fit(ripples(1), 1, net=NET, **dict[str, Any]({name: 0}))
+    with pytest.raises(ValueError, match="channels is of images"):
+        fit(torch.rand(30, 1), 1, net=NET, channels=3)
+    with pytest.raises(ValueError, match="length must be at least 0"):
+        fit(torch.rand(30, 1), 1, net=NET, length=-2)
+
+
+def test_strided_values_give_the_targets_of_their_copy() -> None:
+    values = torch.rand(6, 6, 3)[::2, 1::2]
+    rows = torch.arange(9)
+    copy = Signal("image", values.contiguous())
+    assert torch.equal(Signal("image", values).targets(rows), copy.targets(rows))
+
+
+def test_a_field_of_other_channels_than_the_signal_is_refused() -> None:
+    task = FitSignal(net=NET, deq=RECIPE, data="ripples")
+    model = replace(task, channels=1).build()
+    with pytest.raises(ValueError, match=r"the field says \(256, 1\), the signal \(256, 3\)"):
+        task.loss(model, task.train_batch(0, 0), None)
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_process_without_points_has_a_loss_of_zero(warm: bool) -> None:
+    task = FitSignal(net=NET, deq=RECIPE, data="ripples", batch=255, warm=warm)
+    batch = task.train_batch(1, 0, Shard(1, 2))
+    assert not len(batch)
+    model = task.build()
+    carry = task.loss(model, task.train_batch(0, 0, Shard(1, 2)), None).carry
+    _is_nothing(task.loss(model, batch, carry), model)
+
+
+@pytest.mark.parametrize("eikonal", [0.0, 0.1])
+def test_a_process_without_points_of_a_shape_has_a_loss_of_zero(eikonal: float) -> None:
+    deq = DEQConfig(ift=True, higher_order=True, on_failure="ignore")
+    task = FitShape(net=NET, deq=deq, batch=1, eikonal=eikonal)
+    model = task.build()
+    _is_nothing(task.loss(model, task.train_batch(0, 0, Shard(1, 2)), None), model)
+
+
+def _is_nothing(loss: Any, model: torch.nn.Module) -> None:
+    assert loss.value.item() == 0
+    loss.value.backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    assert gradients
+    assert not any(bool(g.any()) for g in gradients)
+
+
+def test_a_duel_runs_in_one_process_and_converts_nothing() -> None:
+    task = find_preset("inr-smoke").task
+    with pytest.raises(ZooError, match="a duel runs in one process"):
+        task.train_batch(0, 0, Shard(1, 2))
+    with pytest.raises(ZooError, match="--preset inr-nature"):
+        task.convert({})
+
+
+def test_files_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
+    sound, image = torch.zeros(4, 1), torch.zeros(4, 4, 3)
+    for name, values, message in (
+        ("a.wav", sound, "the sound has no rate: give one"),
+        ("a.jpg", image, "known: .png, .wav, .mp4, .gif"),
+        ("a.wav", image, "is a sound, 1 axes"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            write_signal(tmp_path / "new" / name, values)
+    assert not (tmp_path / "new").exists()
+    write_signal(str(tmp_path / "a.PNG"), image)
+    assert read_image(tmp_path / "a.PNG").shape == (4, 4, 3)
+
+
+def test_grey_of_16_bits_keeps_its_shades(tmp_path: Path) -> None:
+    wanted = np.arange(256, dtype=np.uint16).reshape(16, 16)
+    Image.fromarray(wanted * 257).save(tmp_path / "a.png")
+    assert np.array_equal(read_image(tmp_path / "a.png", 1)[..., 0], wanted)
+    assert np.array_equal(read_image(tmp_path / "a.png")[..., 2], wanted)
+    Image.fromarray(np.full((2, 2), 70_000, dtype=np.int32)).save(tmp_path / "b.tif")
+    with pytest.raises(DataError, match="expected 0 to 65535"):
+        read_image(tmp_path / "b.tif")
+
+
+def test_grey_in_floating_point_lies_from_zero_to_one(tmp_path: Path) -> None:
+    Image.fromarray(np.array([[0, 0.2], [0.6, 1]], dtype=np.float32)).save(tmp_path / "a.tif")
+    assert read_image(tmp_path / "a.tif", 1).flatten().tolist() == [0, 51, 153, 255]
+    for bad in (200.0, np.nan):
+        Image.fromarray(np.full((2, 2), bad, dtype=np.float32)).save(tmp_path / "b.tif")
+        with pytest.raises(DataError, match="expected 0 to 1"):
+            read_image(tmp_path / "b.tif")
+
+
+def test_what_is_transparent_shows_white(tmp_path: Path) -> None:
+    Image.new("RGBA", (2, 2), (255, 0, 0, 0)).save(tmp_path / "a.png")
+    assert bool((read_image(tmp_path / "a.png") == 255).all())
+    palette = Image.new("P", (2, 2), 0)
+    palette.putpalette([0, 0, 0, 9, 9, 9])
+    palette.putpixel((1, 0), 1)
+    palette.save(tmp_path / "b.png", transparency=0)
+    assert read_image(tmp_path / "b.png", 1).flatten().tolist() == [255, 9, 255, 255]
+
+
+def test_files_that_are_cut_or_too_large_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_signal(tmp_path / "a.png", torch.zeros(8, 8, 3))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4)
+    with pytest.raises(DataError, match="cannot be read as an image"):
+        read_signal(tmp_path / "a.png")
+    write_signal(tmp_path / "a.wav", torch.zeros(100, 1), 8000.0)
+    whole = (tmp_path / "a.wav").read_bytes()
+    for cut in (0, 6, 14, 22, 38):
+        (tmp_path / "b.wav").write_bytes(whole[:cut])
+        with pytest.raises(DataError, match=r"b\.wav"):
+            read_signal(tmp_path / "b.wav")
+
+
+@pytest.mark.parametrize("name", ["data_div2k.npz", "celeba_128_tiny.npy"])
+@pytest.mark.parametrize("held", [b"", b"PK\x03\x04 cut", b"nothing of the kind"])
+def test_archives_that_cannot_be_read_say_so(tmp_path: Path, name: str, held: bytes) -> None:
+    (tmp_path / name).write_bytes(held)
+    with pytest.raises(DataError, match=name.replace(".", r"\.")):
+        open_signal("nature" if "div2k" in name else "celeba", 3, None, str(tmp_path), 0)
+
+
+@pytest.mark.parametrize("bad", [-1.0, 300.0, np.nan])
+def test_archives_with_other_numbers_than_brightness_say_so(tmp_path: Path, bad: float) -> None:
+    np.savez(tmp_path / "data_div2k.npz", test_data=np.full((1, 4, 4, 3), bad))
+    with pytest.raises(DataError, match="from 0 to 1 or from 0 to 255"):
+        open_signal("nature", 3, None, str(tmp_path), 0)
+
+
+def test_states_beyond_the_budget_are_refused_before_the_first_step() -> None:
+    check_memory(7_000_000, 256)
+    with pytest.raises(DataError, match=r"12\.3 GB.*shrink=.*width=.*warm=false"):
+        check_memory(12_000_000, 256)
+    signal = Signal("image", byte(1, 1, 3).expand(3000, 4000, 3))
+    task = FitSignal(net=FieldConfig(width=256), deq=RECIPE, batch=65536).holding(signal)
+    with pytest.raises(DataError, match="warm states"):
+        _ = task.steps_per_epoch
+    assert replace(task, warm=False).holding(signal).steps_per_epoch == 184
+    file = find_preset("inr-file").task
+    assert isinstance(file, FitSignal)
+    assert file.batch == 65536
+
+
+def test_gradients_are_learnt_from_images_alone(tmp_path: Path, capsys: Any) -> None:
+    write_signal(tmp_path / "a.wav", torch.zeros(100, 1), 8000.0)
+    command = ["train", "inr-gradient", "--set", "data=file", "--set", f"file={tmp_path / 'a.wav'}"]
+    out = tmp_path / "run"
+    assert main([*command, "--set", "shrink=1", "--cpu", "--out", str(out)]) == 2
+    assert "takes images, got a sound" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scale": torch.inf}, "positive and finite"),
+        ({"scale": 1e7}, "more than the"),
+        ({"scale": 1e300}, "more than the"),
+        ({"size": (1 << 20, 1 << 20)}, "more than the"),
+        ({"rate": -1.0}, "positive and finite"),
+        ({"rate": 5.0}, "an image has no rate"),
+        ({"scale": 2.0, "size": (4, 4)}, "drop one of them"),
+    ],
+)
+def test_renderings_without_sense_are_refused(options: dict[str, Any], message: str) -> None:
+    model = fit(ripples(1), 0, net=NET)
+    with pytest.raises(ZooError, match=message):
+        render(model, **options)
+
+
+def test_a_rendering_is_given_once_and_its_format_in_any_case(tmp_path: Path) -> None:
+    model = fit(ripples(1), 0, net=NET)
+    with pytest.raises(TypeError, match="not both: got scale too"):
+        render(model, Rendering(), scale=4)
+    task = FitSignal(data="ripples", channels=1)
+    assert list(task.sample(model, Rendering(format="PNG"), tmp_path, CPU))
+    assert (tmp_path / "image.png").exists()
+    video = fit(byte(2, 4, 4, 3), 0, net=NET)
+    with pytest.raises(ZooError, match="a video is written as"):
+        list(task.sample(video, Rendering(format="png"), tmp_path, CPU))
+
+
+def test_a_sound_without_a_rate_is_rendered_but_not_at_another(tmp_path: Path) -> None:
+    model = fit(torch.rand(20, 1), 0, net=NET)
+    assert render(model, scale=2).shape == (40, 1)
+    with pytest.raises(ZooError, match="the sound has no rate: give one"):
+        render(model, rate=100.0)
+    with pytest.raises(ZooError, match="the sound has no rate: give one"):
+        list(FitSignal().sample(model, Rendering(), tmp_path, CPU))
+    assert list(FitSignal().sample(model, Rendering(size=(9,), rate=50.0), tmp_path, CPU))
+    assert read_signal(tmp_path / "audio.wav").rate == 50
+    known = fit(Signal("audio", torch.rand(20, 1), 100.0), 0, net=NET)
+    with pytest.raises(ZooError, match="of a sound: drop one"):
+        render(known, scale=2, rate=50.0)
+    for options in (Rendering(rate=0.3), Rendering(size=(9,), rate=1e10)):
+        with pytest.raises(ZooError, match="cannot have the rate"):
+            list(FitSignal().sample(known, options, tmp_path, CPU))
+
+
+def test_compression_is_measured_at_evenly_spread_samples() -> None:
+    assert measured((3, 5)).tolist() == list(range(15))
+    few = measured((100_000, 10))
+    assert len(few) == 65_536
+    assert set(few.diff().tolist()) == {15, 16}
+    frames = measured((10, 4, 4), most=40)
+    assert frames.view(2, 16)[:, 0].tolist() == [0, 80]
+    assert frames[16:].tolist() == list(range(80, 96))
+    assert len(measured((10, 4, 4), most=1)) == 16
+
+
+def test_a_rendering_says_where_it_was_measured_and_computes_nothing_twice(tmp_path: Path) -> None:
+    signal = Signal("image", ripples(1, 300))
+    model = fit(signal, 0, net=NET)
+    points: list[int] = []
+    task = FitSignal(net=NET).holding(signal)
+    model.field.register_forward_pre_hook(lambda module, args: points.append(len(args[0])))
+    lines = list(task.sample(model, Rendering(), tmp_path, CPU))
+    assert sum(points) == 90_000 + 2 * 65_536  # the copies have the hook too
+    assert lines[1] == "PSNR is measured at 65,536 of 90,000 pixels, evenly spread"
+    assert [line.split(":")[0] for line in lines[2:]] == ["float32", "float16", "int8"]
+
+
+def test_decoding_stops_at_the_length(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    write_signal(tmp_path / "a.gif", torch.rand(9, 8, 8, 3), 10.0)
+    assert read_signal(tmp_path / "a.gif", length=2).shape == (2, 8, 8)
+    assert fit(tmp_path / "a.gif", 0, net=NET, length=3).shape == (3, 8, 8)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 0.5, 1.0, 128.0, 25_000.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_finite_at_every_scale(kind: Any, scale: float) -> None:
+    filter: Any = "fourier" if kind == "mfn" else "siren_like"
+    config = FieldConfig(kind=kind, filter=filter, width=8, input_scale=scale)
+    field = make_field(2, 3, config, RECIPE)
+    y = field(2 * torch.rand(16, 2) - 1).values[-1]
+    y.square().sum().backward()
+    assert bool(y.isfinite().all())
+    assert all(bool(p.grad.isfinite().all()) for p in field.parameters() if p.grad is not None)
+
+
+def test_siren_keeps_its_frequencies_in_half_precision() -> None:
+    torch.manual_seed(0)
+    field = make_field(1, 1, FieldConfig(kind="siren", width=16, layers=1, input_scale=1000.0))
+    x = 2 * torch.rand(32, 1) - 1
+    with torch.no_grad():
+        wanted = field(x).values[0]
+        with torch.autocast("cpu", torch.bfloat16):
+            assert_close(field(x).values[0].float(), wanted, rtol=0, atol=0.02)
+
+
+def test_calls_of_fields_that_cannot_be_say_why() -> None:
+    field = make_field(2, 1, NET, RECIPE)
+    with pytest.raises(TypeError, match=r"are torch\.float64, the field is torch\.float32"):
+        field(torch.zeros(3, 2, dtype=torch.float64))
+    for z0 in (torch.zeros(3, 9), torch.zeros(2, 8), torch.zeros(3, 8, dtype=torch.float64)):
+        with pytest.raises(ValueError, match=r"a state of each point, \(3, 8\)"):
+            field(torch.zeros(3, 2), z0)
+    for kind in KINDS[1:]:
+        filter: Any = "fourier" if kind == "mfn" else "siren_like"
+        config = replace(NET, kind=kind, filter=filter)  # type: ignore[arg-type]
+        other = make_field(2, 1, config)
+        with pytest.raises(TypeError, match="no equilibrium to solve for: drop z0, f_max_iter"):
+            other(torch.zeros(3, 2), torch.zeros(3, 8), f_max_iter=3)
+
+
+def test_radii_are_estimated_all_over_the_signal() -> None:
+    task = FitSignal(net=NET, deq=RECIPE, data="ripples")
+    model = task.build().eval()
+    asked: list[torch.Tensor] = []
+    hook = model.register_forward_pre_hook(lambda module, args: asked.append(args[0]))
+    with hook, torch.no_grad():
+        task.evaluate(model, CPU, True)
+    assert torch.equal(asked[0], coordinates((16, 16), torch.arange(0, 256, 16)))
+
+
+def test_a_picture_of_generalisation_tells_the_psnr_of_the_judged_pixels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from deq_zoo.inr import pictures
+
+    told: list[float] = []
+    honest = pictures._psnr
+
+    def listening(*args: Any) -> float:
+        told.append(honest(*args))
+        return told[-1]
+
+    monkeypatch.setattr(pictures, "_psnr", listening)
+    task = GeneraliseImage(net=NET, deq=RECIPE, data="ripples")
+    model = task.build().eval()
+    (picture,) = task.pictures(model, CPU)
+    with torch.no_grad():
+        found = task.evaluate(model, CPU, False).metrics["psnr"]
+    assert told == [pytest.approx(found, abs=1e-3)]
+    assert "diagonally between" in picture.caption
+
+
+def test_the_video_preset_clips_its_gradient_by_value() -> None:
+    assert find_preset("inr-video").clip_value == 0.1
