@@ -19,6 +19,7 @@ FAMILIES = {
     "diffusion": "deq_zoo.diffusion.presets",
     "ignn": "deq_zoo.ignn.presets",
     "inr": "deq_zoo.inr.presets",
+    "lm": "deq_zoo.lm.presets",
     "mdeq": "deq_zoo.mdeq.presets",
 }
 

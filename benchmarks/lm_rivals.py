@@ -1,0 +1,60 @@
+"""Those that a DEQ transformer is compared with: a plain one, and decoding without a memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deq_zoo.lm import DEQTransformer, Memory, Output
+from deq_zoo.lm.attention import Context, causal_mask, sinusoids
+from torchdeq import SolverStat, reset_dropout, reset_norm
+
+
+class Explicit(DEQTransformer):
+    """The blocks of the redesigned model run once, from the embedding: a Transformer-XL.
+
+    Every block has a memory of its own.
+    """
+
+    def forward(
+        self, ids: Tensor, memory: Memory | None = None, z0: Tensor | None = None, **call: Any
+    ) -> Output:
+        if self.training:
+            reset_dropout(self)
+        reset_norm(self.func)
+        z = self.embedding_drop(self.vocabulary.embed(ids))
+        u = self.injection(z)
+        memory = memory or self.empty_memory(u)
+        past, length, width = memory.z.shape[1], ids.shape[1], self.config.width
+        positions = self.position_drop(sinusoids(past + length, width, like=z)[None])[0]
+        mask = causal_mask(length, past, self.config.window, like=u)
+        seen = []
+        for block, z_past in zip(self.func, memory.z.split(width, dim=2), strict=True):
+            seen.append(z.detach())
+            keys = block.attention.keys(block.remembered(z_past), memory.u)
+            z = block(z, Context(u, *keys, block.attention.distances(positions), mask))
+        return Output([z], u, torch.cat(seen, dim=2), lambda z: z, SolverStat())
+
+    def empty_memory(self, like: Tensor) -> Memory:
+        z, u = super().empty_memory(like)
+        return Memory(z.repeat(1, 1, self.config.blocks), u)
+
+
+class Recomputing:
+    """A decoder that solves the whole text again for every token.
+
+    Args:
+        model: in evaluation mode.
+    """
+
+    def __init__(self, model: DEQTransformer) -> None:
+        self.model = model
+        self._text: Tensor | None = None
+
+    @torch.no_grad()
+    def feed(self, ids: Tensor) -> Tensor:
+        """(B, V) log-probabilities of the token after ``ids``, which join the text."""
+        self._text = ids if self._text is None else torch.cat((self._text, ids), dim=1)
+        return self.model.log_prob(self.model(self._text).z[:, -1:])[:, 0]

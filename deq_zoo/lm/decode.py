@@ -1,0 +1,206 @@
+"""Writing: one token at a time, from equilibria of what is there already."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deq_zoo.lm.attention import Context, causal_mask, sinusoids
+from deq_zoo.lm.model import DEQTransformer, Memory, Output
+from deq_zoo.lm.tokens import Tokenizer, Words
+from torchdeq import SolverStat, reset_norm
+
+
+class Decoder(ABC):
+    """A text that grows; :meth:`feed` says what may come next.
+
+    Args:
+        model: in evaluation mode.
+        span: how many earlier tokens it remembers.
+    """
+
+    def __init__(self, model: DEQTransformer, span: int) -> None:
+        if model.training:
+            raise ValueError("decoding needs model.eval(): dropout would change every answer")
+        if span < 1:
+            raise ValueError(f"a decoder must remember at least 1 token, got {span}")
+        self.model, self.span = model, span
+        self.stats: SolverStat | None = None  # of the last solve
+        reset_norm(model.func)
+
+    @abstractmethod
+    def feed(self, ids: Tensor) -> Tensor:
+        """(B, V) log-probabilities of the token after ``ids`` (B, n), which join the text."""
+
+
+class Incremental(Decoder):
+    """Solves the new positions alone: earlier equilibria do not depend on later tokens.
+
+    This needs a map with a fixed point. Keys and values of the past are kept, not its states.
+
+    Args:
+        model: of the original or the convergent design.
+        span: how many earlier tokens it remembers.
+        warm: whether a solve starts at the equilibrium of the token before.
+    """
+
+    def __init__(self, model: DEQTransformer, span: int, warm: bool = True) -> None:
+        super().__init__(model, span)
+        self.warm = warm
+        self._past: list[tuple[Tensor, Tensor]] = []
+        self._distances: list[Tensor] = []
+        self._last: Tensor | None = None
+
+    @torch.no_grad()
+    def feed(self, ids: Tensor) -> Tensor:
+        u = self.model.inject(ids)
+        z0 = None
+        if self.warm and self._last is not None:
+            z0 = self._last.expand(-1, ids.shape[1], -1).clone()
+        out = self.model.solve(u, self._contexts(u), z0)
+        self._remember(out)
+        self._last, self.stats = out.z[:, -1:], out.stats
+        return self.model.log_prob(self._last)[:, 0]
+
+    def _contexts(self, u: Tensor) -> list[Context]:
+        if not self._past:
+            self._past = [context[1:3] for context in self.model.contexts(u)]  # of no tokens
+        past, length = self._past[0][0].shape[2], u.shape[1]
+        mask = causal_mask(length, past, self.model.config.window, like=u)
+        keys = self._keys_of_distances(past + length, u)
+        return [Context(u, k, v, r, mask) for (k, v), r in zip(self._past, keys, strict=True)]
+
+    def _keys_of_distances(self, keys: int, like: Tensor) -> list[Tensor]:
+        """The last ones of a table that doubles when it is too short."""
+        if not self._distances or self._distances[0].shape[2] < keys:
+            table = sinusoids(2 * keys, self.model.config.width, like=like)
+            self._distances = [b.attention.distances(table) for b in self.model.func]
+        return [r[..., -keys:] for r in self._distances]
+
+    def _remember(self, out: Output) -> None:
+        func = self.model.func
+        for n, (block, z) in enumerate(zip(func, func.recall(out.kept), strict=True)):
+            new = block.attention.keys(block.remembered(z), out.u)
+            k, v = (torch.cat(pair, dim=2) for pair in zip(self._past[n], new, strict=True))
+            self._past[n] = k[:, :, -self.span :], v[:, :, -self.span :]
+
+
+class Chunked(Decoder):
+    """Computes the segment at hand again for every token, as evaluation does.
+
+    For a map without a fixed point, whose states after a number of steps depend on how the text is
+    cut: this is the very function that was trained.
+
+    Args:
+        model: of any design.
+        span: how many tokens before the segment it remembers.
+        length: of a segment.
+    """
+
+    def __init__(self, model: DEQTransformer, span: int, length: int) -> None:
+        super().__init__(model, span)
+        self.length = length
+        self._memory: Memory | None = None
+        self._segment: Tensor | None = None
+
+    @torch.no_grad()
+    def feed(self, ids: Tensor) -> Tensor:
+        left = ids if self._segment is None else torch.cat((self._segment, ids), dim=1)
+        while True:
+            segment, left = left[:, : self.length], left[:, self.length :]
+            out = self.model(segment, self._memory)
+            if segment.shape[1] == self.length:
+                past = self._memory or self.model.empty_memory(out.u)
+                self._memory = past.followed_by(out, self.span)
+            if not left.shape[1]:
+                break
+        self._segment = None if segment.shape[1] == self.length else segment
+        self.stats = out.stats
+        return self.model.log_prob(out.z[:, -1:])[:, 0]
+
+
+def make_decoder(model: DEQTransformer, span: int, length: int) -> Decoder:
+    """The fastest decoder that gives the model's own answers."""
+    if model.config.design == "redesigned":
+        return Chunked(model, span, length)
+    return Incremental(model, span)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to write.
+
+    Args:
+        prompt: the beginning.
+        tokens: how many to add.
+        temperature: below 1 bets on likely tokens; 0 takes the likeliest.
+        top_k: choose among so many; 0 among all.
+        top_p: choose among the likeliest tokens of this total probability.
+        seed: of the choices.
+        columns: of the text.
+    """
+
+    prompt: str = ""
+    tokens: int = 200
+    temperature: float = 0.8
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    columns: int = 80
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "top_k", "temperature"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
+
+
+def choose(log_prob: Tensor, options: Sampling, rng: torch.Generator) -> Tensor:
+    """(B, 1) a token for each row of log-probabilities (B, V)."""
+    if not options.temperature:
+        return log_prob.argmax(1, keepdim=True)
+    ranked, ids = (log_prob.float().cpu() / options.temperature).sort(dim=1, descending=True)
+    p = ranked.softmax(1)
+    before = p.cumsum(1) - p  # probability of the tokens ranked higher
+    p = torch.where(before < options.top_p, p, 0.0)
+    if options.top_k:
+        p[:, options.top_k :] = 0.0
+    return ids.gather(1, torch.multinomial(p, 1, generator=rng)).to(log_prob.device)
+
+
+def write(
+    decoder: Decoder, tokenizer: Tokenizer, options: Sampling, device: torch.device
+) -> Iterator[str]:
+    """The text, prompt included, line by line as it grows."""
+    rng = torch.Generator().manual_seed(options.seed)
+    prompt = options.prompt or "\n"
+    if isinstance(tokenizer, Words):
+        prompt = tokenizer.with_unknown(prompt)
+    ids = tokenizer.encode(prompt).tolist()
+    new = torch.tensor([ids], device=device)
+    written = 0
+    for _ in range(options.tokens):
+        new = choose(decoder.feed(new), options, rng)
+        ids.append(int(new))
+        text = tokenizer.decode(ids)
+        for line in _whole_lines(text[written:], options.columns):
+            written += len(line)
+            yield line.rstrip("\n")
+    rest = tokenizer.decode(ids)[written:]
+    if rest.strip():
+        yield rest
+
+
+def _whole_lines(text: str, columns: int) -> Iterator[str]:
+    """Lines that will not change any more: they end, or are full."""
+    while "\n" in text or len(text) > columns:
+        end = text.find("\n", 0, columns + 1) + 1
+        if not end:
+            end = text.rfind(" ", 0, columns + 1) + 1 or columns
+        yield text[:end]
+        text = text[end:]

@@ -1,0 +1,119 @@
+"""Tokenizers, corpora and the walk through them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from deq_zoo.errors import DataError
+from deq_zoo.lm.data import Streams, split_text, text_file, topics, wikitext
+from deq_zoo.lm.tokens import Bytes, Lexicon, Pieces, Tokenizer, Words
+from deq_zoo.task import Shard
+from tests.zoo.lm.golden import SHARED
+
+TEXT = "the cat sat on the mat\n\nthe dog sat near the cat , naïve as ever\n"
+
+
+def write_corpus(folder: Path, train: list[str], valid: list[str]) -> None:
+    (folder / "train.txt").write_text("\n".join(train) + "\n", encoding="utf-8")
+    (folder / "wiki.valid.tokens").write_text("\n".join(valid) + "\n", encoding="utf-8")
+
+
+def test_golden_vocabulary_ids_and_batches(tmp_path: Path) -> None:
+    path = SHARED / "golden" / "deq-lm" / "data_pipeline.json"
+    if not path.exists():
+        pytest.skip("the golden data is not here")
+    told = json.loads(path.read_text())
+    write_corpus(tmp_path, told["train_lines"], told["valid_lines"])
+    corpus = wikitext(tmp_path)
+    assert isinstance(corpus.tokenizer, Words)
+    assert corpus.tokenizer.words == told["vocab"]
+    assert corpus.train.tolist() == told["train_ids"]
+    assert corpus.valid.tolist() == told["valid_ids"]
+    assert corpus.test is None
+    streams = Streams.of(corpus.train, 3, 4)
+    found = [{"data": d.tolist(), "target": t.tolist()} for d, t in streams.segments()]
+    expected = [{k: s[k] for k in ("data", "target")} for s in told["iterator_bsz3_len4"]]
+    assert found == expected
+    shared = Streams.of(corpus.train, 4, 4)
+    for k, batch in enumerate(told["iterator_bsz2_len4_rank1_of_2"]):
+        data, target = shared.segment(k, Shard(1, 2))
+        assert data.tolist() == batch["data"]
+        assert target.tolist() == batch["target"]
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [Words.of(TEXT.split("\n")), Bytes(), Pieces.of(TEXT, 270)], ids=lambda t: t.kind
+)
+def test_text_goes_to_ids_and_back_and_so_does_the_tokenizer(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode(TEXT)
+    assert ids.dtype == torch.long
+    assert int(ids.max()) < tokenizer.size
+    assert tokenizer.decode(ids.tolist()) == TEXT
+    lexicon, other = Lexicon(), Lexicon()
+    assert lexicon.state_dict()["_extra_state"].numel() == 0
+    lexicon.tokenizer = tokenizer
+    other.load_state_dict(lexicon.state_dict())
+    assert torch.equal(other.require().encode(TEXT), ids)
+
+
+def test_unknown_words_are_an_error_or_unk() -> None:
+    words = Words.of(["a b <unk>"])
+    with pytest.raises(DataError, match="'zebra' is not among the 4"):
+        words.encode("a zebra")
+    assert words.with_unknown("a zebra\nb") == "a <unk>\nb"
+    assert Words.of(["a"]).with_unknown("b") == "b"
+
+
+def test_every_target_is_scored_once() -> None:
+    ids = torch.arange(23)
+    streams = Streams.of(ids, 2, 4)
+    targets = torch.cat([t for _, t in streams.segments()], dim=1)
+    assert targets.tolist() == [list(range(1, 11)), list(range(12, 22))]
+    assert len(streams) == 3
+
+
+def test_a_text_is_held_out_in_two_parts(tmp_path: Path) -> None:
+    text = "".join(chr(97 + k % 26) for k in range(1000))
+    corpus = split_text(text, 0)
+    whole = torch.cat((corpus.train, corpus.valid, corpus.test))  # type: ignore[arg-type]
+    assert bytes(whole.tolist()).decode() == text
+    assert len(corpus.valid) == 50
+    (tmp_path / "a.txt").write_text(text)
+    assert torch.equal(text_file(tmp_path / "a.txt", 0).train, corpus.train)
+
+
+def test_the_embedded_text_is_pythons_reference() -> None:
+    corpus = topics(0)
+    assert len(corpus.train) > 300_000
+    assert "assert" in corpus.tokenizer.decode(corpus.train[:2000].tolist())
+
+
+def test_missing_data_says_what_to_put_where(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="--data-dir"):
+        wikitext(None)
+    with pytest.raises(DataError, match=r"train\.txt or wiki\.train\.tokens"):
+        wikitext(tmp_path)
+    with pytest.raises(DataError, match=r"task\.file=FILE"):
+        text_file(None, 0)
+    with pytest.raises(DataError, match="cannot be read"):
+        text_file(tmp_path / "none.txt", 0)
+    with pytest.raises(DataError, match="too short to learn from"):
+        split_text("short", 0)
+    with pytest.raises(DataError, match="too short for 8 streams"):
+        Streams.of(torch.arange(9), 8, 4)
+    with pytest.raises(DataError, match="cannot be shared by 2 processes"):
+        Streams.of(torch.arange(30), 3, 4).segment(0, Shard(0, 2))
+
+
+@pytest.mark.slow
+def test_wikitext_2_has_its_known_numbers() -> None:
+    folder = SHARED / "data" / "wikitext2"
+    if not folder.is_dir():
+        pytest.skip("the data wikitext2 is not here")
+    corpus = wikitext(folder)
+    assert corpus.tokenizer.size == 33_278
+    assert (len(corpus.train), len(corpus.valid)) == (2_088_628, 217_646)

@@ -1,0 +1,117 @@
+"""Writing: incremental equals recomputed, and choices follow their options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from deq_zoo.errors import ZooError
+from deq_zoo.lm.decode import Chunked, Incremental, Sampling, choose, make_decoder, write
+from deq_zoo.lm.tokens import Bytes
+from tests.zoo.lm.nets import ids, made
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("design", ["original", "convergent"])
+@torch.no_grad()
+def test_incremental_decoding_equals_full_recomputation(design: str, warm: bool) -> None:
+    model, tokens = made(design), ids(length=9)
+    decoder = Incremental(model, span=50, warm=warm)
+    told = model.log_prob(model(tokens).z)
+    assert_close(decoder.feed(tokens[:, :3]), told[:, 2], atol=1e-8, rtol=0)
+    for k in range(3, 9):
+        assert_close(decoder.feed(tokens[:, k : k + 1]), told[:, k], atol=1e-8, rtol=0)
+    assert decoder.stats is not None
+    assert bool(decoder.stats.converged.all())
+
+
+@torch.no_grad()
+def test_incremental_decoding_forgets_what_is_beyond_its_span() -> None:
+    model, tokens = made("convergent"), ids(length=8)
+    decoder = Incremental(model, span=3)
+    memory = None
+    for k in range(8):
+        found = decoder.feed(tokens[:, k : k + 1])
+        out = model(tokens[:, k : k + 1], memory)
+        memory = (memory or model.empty_memory(out.u)).followed_by(out, 3)
+        assert_close(found, model.log_prob(out.z)[:, 0], atol=1e-8, rtol=0)
+
+
+@torch.no_grad()
+def test_chunked_decoding_is_the_evaluation_of_the_same_segments() -> None:
+    model, tokens = made("redesigned"), ids(length=10)
+    told, memory = [], None
+    for start in (0, 4, 8):
+        out = model(tokens[:, start : start + 4], memory)
+        told.append(model.log_prob(out.z))
+        memory = (memory or model.empty_memory(out.u)).followed_by(out, 4)
+    expected = torch.cat(told, dim=1)
+    decoder = Chunked(model, span=4, length=4)
+    assert_close(decoder.feed(tokens[:, :6]), model.log_prob(model(tokens[:, 4:6],
+                 _memory_after(model, tokens[:, :4])).z)[:, -1])  # fmt: skip
+    for k in (6, 7, 8, 9):
+        found = decoder.feed(tokens[:, k : k + 1])
+    assert_close(found, expected[:, 9], atol=1e-10, rtol=0)
+
+
+def _memory_after(model: Any, tokens: torch.Tensor) -> Any:
+    out = model(tokens)
+    return model.empty_memory(out.u).followed_by(out, 4)
+
+
+def test_each_design_gets_the_decoder_that_is_right_for_it() -> None:
+    assert isinstance(make_decoder(made("redesigned"), 4, 4), Chunked)
+    for design in ("original", "convergent"):
+        assert isinstance(make_decoder(made(design), 4, 4), Incremental)
+
+
+def test_choices_follow_temperature_top_k_and_top_p() -> None:
+    log_p = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(4000, 4)
+    rng = torch.Generator().manual_seed(0)
+
+    def shares(**options: Any) -> list[float]:
+        chosen = choose(log_p, Sampling(**options), rng).flatten()
+        return [float(n) for n in chosen.bincount(minlength=4) / len(chosen)]
+
+    assert shares(temperature=0.0) == [1, 0, 0, 0]
+    assert shares(temperature=1.0) == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.03)
+    assert shares(temperature=1.0, top_k=2) == pytest.approx([0.625, 0.375, 0, 0], abs=0.03)
+    assert shares(temperature=1.0, top_p=0.75) == pytest.approx([0.625, 0.375, 0, 0], abs=0.03)
+    assert shares(temperature=1.0, top_p=0.01) == [1, 0, 0, 0]
+    hot = shares(temperature=0.5)
+    assert hot[0] == pytest.approx(0.25 / (0.25 + 0.09 + 0.0225 + 0.0025), abs=0.03)
+
+
+class Script:
+    """A decoder that says a text, whatever it is fed."""
+
+    def __init__(self, text: str) -> None:
+        self.left = list(text.encode())
+
+    def feed(self, tokens: torch.Tensor) -> torch.Tensor:
+        log_p = torch.full((1, 256), -1e9)
+        log_p[0, self.left.pop(0)] = 0.0
+        return log_p
+
+
+def test_text_comes_line_by_line_and_wrapped_at_words() -> None:
+    text = "ein Wörtchen und noch eins\nzwei\n\ndrei"
+    options = Sampling(prompt="Es ist ", tokens=len(text.encode()), columns=16)
+    lines = list(write(Script(text), Bytes(), options, CPU))  # type: ignore[arg-type]
+    assert lines == ["Es ist ein ", "Wörtchen und ", "noch eins", "zwei", "", "drei"]
+
+
+def test_what_cannot_be_written_is_told() -> None:
+    with pytest.raises(ValueError, match=r"needs model.eval\(\)"):
+        Incremental(made("convergent").train(), 4)
+    with pytest.raises(ValueError, match="at least 1 token"):
+        Incremental(made("convergent"), 0)
+    with pytest.raises(ValueError, match="top_p must lie"):
+        Sampling(top_p=0.0)
+    with pytest.raises(ZooError, match="came without their vocabulary"):
+        made("convergent").lexicon.require()

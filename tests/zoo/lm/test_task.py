@@ -1,0 +1,185 @@
+"""The task: batches, losses, evaluation, presets and commands."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import exp
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from deq_zoo.cli import main
+from deq_zoo.errors import DataError
+from deq_zoo.lm.presets import CONVERGENT, IMPLICIT, REGULARISED
+from deq_zoo.lm.schedule import WarmCosine
+from deq_zoo.lm.task import LanguageTask, last_step
+from deq_zoo.preset import FAMILIES, PRESETS
+from deq_zoo.task import Shard
+from deq_zoo.values import from_data, to_data
+from tests.zoo.lm.nets import net
+from torchdeq import DEQConfig
+
+CPU = torch.device("cpu")
+NAMES = sorted(name for name in PRESETS if name.startswith("lm-"))
+SMALL = net("convergent", tokens=256, cutoffs=(), shrink=1)
+
+
+def task(**changes: Any) -> LanguageTask:
+    options: dict[str, Any] = {
+        "net": SMALL,
+        "deq": CONVERGENT.with_options(grad=[3]),
+        "data": "counting",
+        "batch": 4,
+        "length": 16,
+        "memory": 16,
+        "eval_batch": 2,
+        "eval_limit": 2,
+    }
+    return LanguageTask(**(options | changes))
+
+
+def fit(task: LanguageTask, steps: int) -> Any:
+    torch.manual_seed(0)
+    model, carry = task.build(), None
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    for step in range(steps):
+        loss = task.loss(model, task.train_batch(step, 0, Shard()), carry)
+        carry = loss.carry
+        optimizer.zero_grad()
+        loss.value.backward()
+        optimizer.step()
+        task.after_step(model)
+    return model.eval(), loss
+
+
+def test_every_preset_goes_to_a_file_and_back() -> None:
+    assert {"lm-quick", "lm-smoke", "lm-wt103-final", "lm-wt2-ours", "lm-file"} <= set(NAMES)
+    for name in NAMES:
+        preset = PRESETS[name]()
+        assert from_data(json.loads(json.dumps(to_data(preset)))) == preset
+
+
+def test_the_smoke_preset_trains_reports_reads_and_writes(
+    tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setitem(FAMILIES, "lm", "deq_zoo.lm.presets")
+    out = tmp_path / "run"
+    assert main(["train", "lm-smoke", "--cpu", "--out", str(out)]) == 0
+    assert "perplexity" in capsys.readouterr().out
+    assert "<h2>Examples</h2>" in (out / "report.html").read_text()
+    assert {"page", "steps"} <= {p.stem for p in (out / "pictures").glob("*.png")}
+    assert main(["evaluate", str(out), "--cpu", "--set", "split=test"]) == 0
+    assert "bits_per_byte" in capsys.readouterr().out
+    words = ["sample", str(out), "--cpu", "--prompt", "10 11", "--tokens", "20", "--top-k", "3"]
+    assert main(words) == 0
+    assert capsys.readouterr().out.startswith("10 11")
+    (tmp_path / "a.txt").write_text("12 13 14 15 16 17")
+    assert main(["predict", str(out), str(tmp_path / "a.txt"), "--cpu"]) == 0
+    assert "perplexity" in capsys.readouterr().out
+
+
+def test_learning_lowers_the_loss() -> None:
+    model, _ = fit(task(), 40)
+    with torch.no_grad():
+        metrics = task().evaluate(model, CPU, thorough=True)
+    assert metrics.metrics["loss"] < 4.0  # log 256 = 5.5
+    assert metrics.metrics["perplexity"] == pytest.approx(exp(metrics.metrics["loss"]))
+    assert len(metrics.solver.radii) == 2
+
+
+@pytest.mark.parametrize("limit", [0, 2])
+def test_perplexity_is_the_mean_over_all_predicted_tokens(limit: int) -> None:
+    told = task(eval_limit=limit, memory=200)
+    model, _ = fit(told, 2)
+    with torch.no_grad():
+        loss = told.evaluate(model, CPU, thorough=False).metrics["loss"]
+        ids = told.corpus.valid
+        rows = ids[: len(ids) // 2 * 2].view(2, -1)
+        rows = rows[:, : 2 * 16 + 1] if limit else rows
+        memory, total = None, 0.0
+        for start in range(0, rows.shape[1] - 1, 16):
+            out = model(rows[:, start : start + 16][:, : rows.shape[1] - 1 - start], memory)
+            target = rows[:, start + 1 : start + 17]
+            total += float(-model.log_prob(out.z).gather(2, target[..., None]).sum())
+            memory = (memory or model.empty_memory(out.u)).followed_by(out, 200)
+    assert loss == pytest.approx(total / (rows.numel() - 2), rel=1e-5)
+
+
+def test_batches_depend_on_their_step_alone_and_memory_starts_with_a_text() -> None:
+    told = task(ahead=3)
+    per_epoch = told.steps_per_epoch
+    a, b = (told.train_batch(5, 1, Shard()) for _ in range(2))
+    assert torch.equal(a.ids, b.ids)
+    assert a.ahead == b.ahead
+    assert told.train_batch(per_epoch, 0, Shard()).first
+    assert not a.first
+    parts = [told.train_batch(5, 1, Shard(rank, 2)).ids for rank in range(2)]
+    assert torch.equal(torch.cat(parts), a.ids)
+    assert told.samples(a) == 64
+
+
+def test_memory_is_carried_without_a_graph_and_left_at_a_new_text() -> None:
+    told = task()
+    model = told.build()
+    first = told.loss(model, told.train_batch(0, 0, Shard()), None)
+    assert first.carry.z.shape == (4, 16, 2 * 8)  # for each of two blocks
+    assert not first.carry.z.requires_grad
+    segment = told.train_batch(1, 0, Shard())
+    with_memory = told.loss(model, segment, tuple(first.carry))  # as a checkpoint gives it back
+    without = told.loss(model, segment._replace(first=True), first.carry)
+    assert with_memory.value.item() != without.value.item()
+
+
+def test_the_weight_of_the_jacobian_rises_and_is_drawn_by_step() -> None:
+    told = task(net=net("original", tokens=256, cutoffs=(), shrink=1), deq=REGULARISED)
+    weights = [told.train_batch(step, 0, Shard()).jac_weight for step in range(400)]
+    assert set(weights) == {0.0, 0.1}
+    assert sum(w > 0 for w in weights) == pytest.approx(160, abs=40)
+    late = {told.train_batch(step, 0, Shard()).jac_weight for step in range(90_000, 90_050)}
+    assert max(late) == pytest.approx(0.4)
+    model = told.build()
+    segment = told.train_batch(0, 0, Shard())
+    losses = [
+        told.loss(model, segment._replace(jac_weight=w), None) for w in (0.0, 1.0)
+    ]  # fmt: skip
+    assert losses[1].value.item() > losses[0].value.item()
+    assert losses[1].metrics["nll"].item() == pytest.approx(losses[0].metrics["nll"].item())
+    losses[1].value.backward()
+
+
+def test_consistency_penalises_the_last_step() -> None:
+    plain, told = task(), task(consistency=2.0)
+    torch.manual_seed(0)
+    model = told.build()
+    segment = told.train_batch(0, 0, Shard())
+    loss = told.loss(model, segment, None)
+    total = loss.metrics["nll"] + 2.0 * loss.metrics["last_step"]
+    assert loss.value.item() == pytest.approx(total.item())
+    assert plain.loss(model, segment, None).value.item() == pytest.approx(
+        loss.metrics["nll"].item()
+    )
+    a, b = torch.tensor([[[3.0, 4.0]]]), torch.tensor([[[0.0, 5.0]]])
+    assert float(last_step(a, b)) == pytest.approx(10 / 25)
+
+
+def test_the_published_rate_starts_loud_and_drops_after_the_rise() -> None:
+    rate = WarmCosine(8_000, loud_start=True)
+    assert rate.factor(0, 150_000) == 1.0
+    assert rate.factor(1, 150_000) == pytest.approx(1 / 8_000)
+    assert 2.5e-4 * rate.factor(7_999, 150_000) == pytest.approx(2.4997e-4, rel=1e-4)
+    assert 2.5e-4 * rate.factor(8_000, 150_000) == pytest.approx(2.4825e-4, rel=1e-4)
+    assert WarmCosine(10).factor(0, 100) == pytest.approx(0.1)
+
+
+def test_what_does_not_fit_is_told() -> None:
+    with pytest.raises(DataError, match=r"different tokens, the model 100: --set net.tokens=256"):
+        assert task(net=replace(SMALL, tokens=100)).corpus
+    with pytest.raises(ValueError, match="decodes one state"):
+        task(deq=DEQConfig(n_states=2))
+    with pytest.raises(ValueError, match="consistency compares unrolled steps"):
+        task(deq=IMPLICIT, consistency=1.0)
+    with pytest.raises(ValueError, match="batch must be at least 1"):
+        task(batch=0)
