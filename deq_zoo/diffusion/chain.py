@@ -208,14 +208,16 @@ class ParallelChain:
                 "this chain adds noise at each step: give noise (B, T, C, H, W), e.g. "
                 "chain.noise(z0, generator)"
             )
+        if noise is not None and not self.steps.stochastic:
+            raise ValueError("this chain adds no noise (eta is 0): drop noise")
         want = (len(z0), len(self), *z0.shape[1:])
         if noise is not None and tuple(noise.shape) != want:
             raise ValueError(f"noise must be (B, T, C, H, W) = {want}, got {tuple(noise.shape)}")
         for name, module in self.unet.named_modules():
-            if module.training and _random(module):
+            if module.training:
                 raise ValueError(
-                    f"{name} of the network is in training mode, so that no two evaluations are "
-                    "alike: call unet.eval() first"
+                    f"{name or 'the network'} is in training mode, where no two evaluations need "
+                    "be alike: call unet.eval() first"
                 )
 
     def noise(self, z0: Tensor, generator: torch.Generator | None = None) -> Tensor | None:
@@ -230,9 +232,3 @@ class ParallelChain:
 def precision(like: Tensor) -> torch.dtype:
     """The dtype of recursions: float64 where the device has it."""
     return torch.float32 if like.device.type == "mps" else torch.float64
-
-
-def _random(module: nn.Module) -> bool:
-    if isinstance(module, nn.modules.dropout._DropoutNd):
-        return module.p > 0
-    return isinstance(module, nn.modules.batchnorm._BatchNorm)

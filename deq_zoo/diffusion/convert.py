@@ -10,6 +10,8 @@ from torch import Tensor
 from deq_zoo.errors import CheckpointError
 
 _ATTENTION = {"norm": "group_norm", "q": "to_q", "k": "to_k", "v": "to_v", "proj_out": "to_out.0"}
+#: What diffusers itself called them at first.
+_FORMER = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 _RESNET = {"temb_proj": "time_emb_proj", "nin_shortcut": "conv_shortcut"}
 _TOP = {
     "temb.dense.0": "time_embedding.linear_1",
@@ -21,10 +23,11 @@ _TOP = {
 def from_ddpm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A state_dict of the old format as one of ``UNet2DModel``.
 
-    Attention's 1 x 1 convolutions become matrices. What is in diffusers' names already stays.
+    Attention's 1 x 1 convolutions become matrices. Names of diffusers stay, but for those its
+    attention had at first.
     """
     if "conv_norm_out.weight" in state:
-        return dict(state)
+        return {_renamed(key): value for key, value in state.items()}
     levels = 1 + max((int(key.split(".")[1]) for key in state if _levelled(key)), default=-1)
     if not levels or "conv_in.weight" not in state:
         raise CheckpointError(
@@ -48,6 +51,11 @@ def to_ddpm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         matrix = re.search(r"\.(q|k|v|proj_out)\.weight$", name) and value.dim() == 2
         made[name] = value[:, :, None, None] if matrix else value
     return made
+
+
+def _renamed(key: str) -> str:
+    former = rf"(?<=\.)({'|'.join(_FORMER)})(?=\.(weight|bias)$)"
+    return re.sub(former, lambda found: _FORMER[found[1]], key) if ".attentions." in key else key
 
 
 def _levelled(key: str) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from deq_zoo.errors import DataError
@@ -25,6 +25,7 @@ from deq_zoo.task import generator
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
 _HELD_OUT = 20  # one file in so many, where a folder has no val/ of its own
+_HELD_OUT_CIFAR = 50  # one image in so many: 1,000
 #: Columns and rows of an aligned picture of CelebA that hold the face.
 CELEBA_BOX = (25, 57, 153, 185)
 
@@ -82,20 +83,36 @@ def to_bytes(images: Tensor) -> Tensor:
 def read_image(
     path: Path, size: int, channels: int, box: tuple[int, int, int, int] | None = None
 ) -> Tensor:
-    """An image file as (C, size, size) in [-1, 1]: cut to ``box``, resized, and its centre."""
+    """An image file as (C, size, size) in [-1, 1]: cut to ``box``, its centre, resized.
+
+    It is turned as its camera says, and what is transparent shows white.
+    """
     try:
         with Image.open(path) as held:
-            image = held.convert("RGB" if channels == 3 else "L")
+            image = _opaque(ImageOps.exif_transpose(held))
+            image = image.convert("RGB" if channels == 3 else "L")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # Pillow's
         raise DataError(f"cannot read {path}: {error}") from error
     if box is not None:
+        if image.width < box[2] or image.height < box[3]:
+            raise DataError(
+                f"{path} is {image.width} x {image.height}, too small to be cut to {box}: aligned "
+                "pictures of CelebA, 178 x 218, are expected"
+            )
         image = image.crop(box)
-    scale = size / min(image.size)
-    width, height = (max(size, round(scale * side)) for side in image.size)
-    image = image.resize((width, height), Image.Resampling.BICUBIC)
-    left, top = (width - size) // 2, (height - size) // 2
-    array = np.array(image.crop((left, top, left + size, top + size)))
+    array = np.array(ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC))
     return scaled(torch.from_numpy(array.reshape(size, size, channels)).permute(2, 0, 1))
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    """With 8 bits for each channel, on white where it is transparent."""
+    if image.mode.startswith("I"):  # 16 bits of grey, which convert() would cut off at 255
+        levels = np.asarray(image).astype(np.float64) / 257
+        return Image.fromarray(levels.round().clip(0, 255).astype(np.uint8))
+    if not image.has_transparency_data:
+        return image
+    ground = Image.new("RGBA", image.size, "white")
+    return Image.alpha_composite(ground, image.convert("RGBA"))
 
 
 def digits(split: str) -> Images:
@@ -123,20 +140,28 @@ def blobs(split: str, size: int, channels: int, n: int = 64) -> Images:
 
 
 def cifar10(root: Path, split: str) -> Images:
-    """CIFAR-10 from its official Python files, or from an archive with ``x`` (N, 32, 32, 3)."""
-    part = "train" if split == "train" else "test"
-    names = [f"data_batch_{k}" for k in range(1, 6)] if part == "train" else ["test_batch"]
+    """CIFAR-10 from its official Python files, or from an archive with ``x`` (N, 32, 32, 3).
+
+    One training image in fifty is held out, as models are chosen by what is held out: the test
+    images stay unseen.
+    """
+    pixels = _cifar10(root)
+    held_out = torch.arange(len(pixels)) % _HELD_OUT_CIFAR == 0
+    return InMemory(pixels[~held_out if split == "train" else held_out])
+
+
+def _cifar10(root: Path) -> Tensor:
     for folder in (root / "cifar-10-batches-py", root):
-        paths = [folder / name for name in names]
+        paths = [folder / f"data_batch_{k}" for k in range(1, 6)]
         if all(path.is_file() for path in paths):
-            return InMemory(torch.cat([_read_batch(path) for path in paths]))
-    for path in sorted(root.glob(f"*{part}*.npz")):
+            return torch.cat([_read_batch(path) for path in paths])
+    for path in sorted(root.glob("*train*.npz")):
         pixels = _read_archive(path)
         if pixels is not None:
-            return InMemory(pixels)
+            return pixels
     raise DataError(
-        f"no {part} images of CIFAR-10 in {root}: put there the folder cifar-10-batches-py of the "
-        f"official archive cifar-10-python.tar.gz, or cifar10_{part}.npz with x (N, 32, 32, 3)"
+        f"no training images of CIFAR-10 in {root}: put there the folder cifar-10-batches-py of "
+        "the official archive cifar-10-python.tar.gz, or cifar10_train.npz with x (N, 32, 32, 3)"
     )
 
 
@@ -152,9 +177,9 @@ def folder(
     Where CelebA's ``list_eval_partition.txt`` lies beside them, it decides.
     """
     part = "train" if split == "train" else "val"
-    place = root / part if (root / part).is_dir() else root
-    paths = sorted(p for p in place.rglob("*") if p.suffix.lower() in SUFFIXES)
     partition = root / "list_eval_partition.txt"
+    place = root if partition.is_file() else _place(root, part)
+    paths = sorted(p for p in place.rglob("*") if p.suffix.lower() in SUFFIXES)
     if partition.is_file():
         paths = _listed(paths, partition, "0" if part == "train" else "1")
     elif place == root:
@@ -165,6 +190,17 @@ def folder(
             "in train/ and val/ or all together"
         )
     return Files(paths, size, channels, box)
+
+
+def _place(root: Path, part: str) -> Path:
+    """Where the images of a part lie: held out by folders, or not at all."""
+    there = [name for name in ("train", "val") if (root / name).is_dir()]
+    if len(there) == 1:
+        missing = "val" if there == ["train"] else "train"
+        raise DataError(
+            f"{root} has {there[0]}/ but no {missing}/: add it, or put all images together"
+        )
+    return root / part if there else root
 
 
 def _listed(paths: list[Path], partition: Path, code: str) -> list[Path]:

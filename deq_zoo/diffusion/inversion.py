@@ -99,6 +99,11 @@ def invert(
         raise ValueError(f"unknown method {method!r}{suggest(method, METHODS)}")
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
+    if not bool(images.isfinite().all()):
+        raise ValueError("images must be finite, in [-1, 1]: some values are NaN or infinite")
+    want = (len(images), len(chain), *images.shape[1:])
+    if states is not None and tuple(states.shape) != want:
+        raise ValueError(f"states must be (B, T, C, H, W) = {want}, got {tuple(states.shape)}")
     began, work = perf_counter(), Work()
     if start is None:
         start = chain.encode(images)
@@ -226,7 +231,14 @@ def interpolate(a: Tensor, b: Tensor, n: int) -> Tensor:
     """
     if n < 2:
         raise ValueError(f"both ends are among the noises: n must be at least 2, got {n}")
-    u, v = (t.flatten(-3) / t.flatten(-3).norm(dim=-1, keepdim=True) for t in (a, b))
+    if a.shape != b.shape or a.dim() < 3:
+        raise ValueError(
+            f"both noises must be (..., C, H, W), got {tuple(a.shape)} and {tuple(b.shape)}"
+        )
+    lengths = [t.flatten(-3).norm(dim=-1, keepdim=True) for t in (a, b)]
+    if any(bool((length == 0).any()) for length in lengths):
+        raise ValueError("a noise that is zero everywhere has no direction to start from")
+    u, v = (t.flatten(-3) / length for t, length in zip((a, b), lengths, strict=True))
     angle = (u * v).sum(-1).clamp(-1, 1).acos()[..., None, None, None]
     share = torch.linspace(0, 1, n, dtype=a.dtype, device=a.device)
     share = share.view(-1, *(1,) * a.dim())

@@ -35,7 +35,12 @@ class UNetConfig:
     groups: int = 32
 
     def __post_init__(self) -> None:
-        if not self.widths or any(width % self.groups for width in self.widths):
+        for name in ("size", "channels", "blocks", "groups"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}")
+        if not self.widths or any(width < 1 or width % self.groups for width in self.widths):
             raise ValueError(f"widths must be multiples of groups={self.groups}, got {self.widths}")
         if self.size % 2 ** (len(self.widths) - 1):
             raise ValueError(
@@ -96,7 +101,8 @@ class Denoiser(nn.Module):
         if not 0 <= decay < 1:
             raise ValueError(f"decay must lie in [0, 1), got {decay}")
         self.unet = make_unet(config)
-        self.average = AveragedModel(self.unet, multi_avg_fn=_Decay(decay)).requires_grad_(False)
+        self.average = AveragedModel(self.unet, multi_avg_fn=_Decay(decay), use_buffers=True)
+        _hold(self.average.module)
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         out: Any = (self.unet if self.training else self.average)(x, t)
@@ -106,6 +112,14 @@ class Denoiser(nn.Module):
     def update_average(self) -> None:
         """Take the network's present weights into the average."""
         self.average.update_parameters(self.unet)
+
+
+def _hold(module: nn.Module) -> None:
+    """Turn parameters into buffers of the same names, so that they are not counted or trained."""
+    for part in module.modules():
+        for name, weight in list(part.named_parameters(recurse=False)):
+            delattr(part, name)
+            part.register_buffer(name, weight.detach())
 
 
 @dataclass(frozen=True)

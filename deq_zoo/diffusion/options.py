@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 
@@ -26,6 +27,11 @@ class ChainConfig:
     window: int = 0
     chunk: int = 64
 
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "steps", "chunk")
+        _at_least(self, 0, "window")
+        _check_eta(self.eta)
+
 
 @dataclass(frozen=True)
 class InversionConfig:
@@ -33,7 +39,9 @@ class InversionConfig:
 
     Args:
         images: held-out images to invert when the model is judged.
-        steps: of Adam.
+        steps: of Adam, for images of one's own.
+        judged_steps: the most of them when the model is judged; as many as ``steps`` give numbers
+            to compare with the paper's.
         lr: its rate.
         warm: whether each solve starts from the states of the one before.
         window: steps of the exact adjoint solved at once; 1 is the reverse sweep.
@@ -42,10 +50,17 @@ class InversionConfig:
 
     images: int = 4
     steps: int = 20
+    judged_steps: int = 20
     lr: float = 0.005
     warm: bool = True
     window: int = 1
     enough: float = 0.5
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "steps", "judged_steps")
+        _at_least(self, 0, "images", "window", "enough")
+        if not 0 < self.lr < inf:
+            raise ValueError(f"lr must be a number above 0, got {self.lr}")
 
 
 @dataclass(frozen=True)
@@ -69,3 +84,19 @@ class Sampling:
     tol: float = 1e-4
     window: int = 0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "n", "steps")
+        _at_least(self, 0, "tol", "window")
+        _check_eta(self.eta)
+
+
+def _at_least(options: object, least: int, *names: str) -> None:
+    for name in names:
+        if not least <= getattr(options, name) < inf:
+            raise ValueError(f"{name} must be at least {least}, got {getattr(options, name)}")
+
+
+def _check_eta(eta: float) -> None:
+    if not 0 <= eta <= 1:
+        raise ValueError(f"eta must lie between 0, DDIM, and 1, DDPM, got {eta}")

@@ -103,7 +103,7 @@ class DEQDDIMPipeline(_diffusers.DiffusionPipeline):  # type: ignore[misc,name-d
         randn_tensor = _diffusers.utils.torch_utils.randn_tensor
         z0 = randn_tensor(shape, generator=generator, device=device, dtype=kind)
         noise = None
-        if eta > 0:
+        if chain.steps.stochastic:
             drawn = [
                 randn_tensor(shape, generator=generator, device=device, dtype=kind)
                 for _ in range(len(chain))

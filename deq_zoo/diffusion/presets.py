@@ -92,7 +92,7 @@ def diffusion_quick() -> Preset:
         task=Denoise(
             net=DIGITS,
             deq=EXACT,
-            inversion=InversionConfig(images=2, steps=6, lr=0.02, enough=0.0),
+            inversion=InversionConfig(images=4, steps=6, lr=0.02, enough=0.0),
             data="digits",
             batch=32,
             decay=0.99,

@@ -13,7 +13,8 @@ from torch import Tensor
 from deq_zoo.diffusion.adjoint import Adjoint, Work, attach
 from deq_zoo.diffusion.chain import ParallelChain
 from torchdeq import SolverStat, Status, StopRule, solve
-from torchdeq.solver import FixedPointIter, Solver, make_solver, report_failures
+from torchdeq.registry import suggest
+from torchdeq.solver import POLICIES, FixedPointIter, Solver, make_solver, report_failures
 
 Progress = Callable[[int, float], object]  # rounds so far, worst relative residual
 _BURST = 8  # evaluations before a window slides, for solvers that learn from the ones before
@@ -56,8 +57,8 @@ def parallel_sample(
     """The states to which a chain leads, found all at once.
 
     They are those of the sequential chain, up to the tolerance. With grad mode on, they are
-    differentiable with respect to ``z0`` and ``noise``, exactly; the network's weights get no
-    gradient.
+    differentiable with respect to ``z0`` and ``noise``, by the chain's own derivative at them; the
+    network's weights get no gradient.
 
     Args:
         chain: the chain.
@@ -77,6 +78,8 @@ def parallel_sample(
     chain.check(z0, noise)
     if window < 0 or burst < 0:
         raise ValueError(f"window and burst must be at least 0, got {window} and {burst}")
+    if on_failure not in POLICIES:
+        raise ValueError(f"unknown failure policy {on_failure!r}{suggest(on_failure, POLICIES)}")
     rule = make_solver(solver, {}) if isinstance(solver, str) else solver
     burst = burst or (1 if isinstance(rule, FixedPointIter) else _BURST)
     if stop is None:
@@ -143,9 +146,14 @@ class _Map:
 def _slide(
     f: _Map, Z: Tensor, rule: Solver[Any], stop: StopRule, window: int, burst: int
 ) -> tuple[Tensor, SolverStat]:
-    """Solve in a window that moves on over states that are done."""
+    """Solve in a window that moves on over states that are done.
+
+    What is not finite behind its first state may yet become so; a chain whose first state is not
+    has failed, and holds up no other.
+    """
     T, z0 = Z.shape[1], f.before
     sizes, norms = (torch.full(Z.shape[:2], value, device=Z.device) for value in (inf, 1.0))
+    lost = torch.zeros(len(Z), dtype=torch.bool, device=Z.device)
     first, end = 0, min(window, T)
     while first < T and f.work.rounds < stop.max_iter:
         some = StopRule(min(burst, stop.max_iter - f.work.rounds), None, return_final=True)
@@ -157,15 +165,20 @@ def _slide(
         Z[:, first:end] = new  # after its use: the solver may have started from this memory
         norms[:, first:end] = new.flatten(2).norm(dim=2)
         sizes[:, first] = 0.0  # made by its step from a state that is done
-        met = (stop.measure(sizes, norms)[:, first:end] <= stop.goal).all(0)
+        lost |= ~new[:, 0].isfinite().flatten(1).all(1)
+        if len(lost) and bool(lost.all()):
+            break
+        met = stop.measure(sizes, norms)[:, first:end] <= stop.goal
+        met = (met | lost[:, None]).all(0)
         moved = max(1, int(met.int().cumprod(0).sum()))
         Z[:, end : end + moved] = Z[:, end - 1 : end]  # a better guess than what was there
         first, end = first + moved, min(end + moved, T)
     size, norm = sizes.norm(dim=1), norms.norm(dim=1)
-    status = torch.full_like(size, int(Status.CONVERGED if first == T else Status.MAX_ITER))
+    ended = torch.full_like(size, int(Status.CONVERGED if first == T else Status.MAX_ITER))
+    status = torch.where(lost, int(Status.NONFINITE), ended)
     stats = SolverStat(
-        abs_lowest=size,
-        rel_lowest=size / norm,
+        abs_lowest=torch.where(lost, inf, size),
+        rel_lowest=torch.where(lost, inf, size / norm),
         nstep=torch.full_like(size, f.work.rounds),
         nfe=f.work.rounds,
         status=status.to(torch.int8),

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
+from operator import index
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -95,8 +98,9 @@ def spaced(spacing: str, n: int, train_steps: int = 1000) -> list[int]:
         return [k * (train_steps // n) for k in reversed(range(n))]
     if spacing != "quad":
         raise ValueError(f"unknown spacing {spacing!r}{suggest(spacing, SPACINGS)}")
-    roots = torch.linspace(0, (0.8 * train_steps) ** 0.5, n, dtype=torch.float64)
-    return sorted(set((roots**2).long().tolist()), reverse=True)
+    # As numpy rounds, which the paper's code used: torch's roots square to other whole numbers.
+    squares = np.linspace(0, np.sqrt(0.8 * train_steps), n) ** 2
+    return sorted(set(squares.astype(int).tolist()), reverse=True)
 
 
 def _kind(scheduler: Any) -> str:
@@ -117,7 +121,8 @@ def _levels(scheduler: Any, kind: str, timesteps: int | Sequence[int]) -> tuple[
     end = ab.new_ones(())
     if kind == "DDIMScheduler":
         end = torch.as_tensor(scheduler.final_alpha_cumprod).double().cpu()
-    if isinstance(timesteps, int):
+    if isinstance(timesteps, Integral):
+        timesteps = int(timesteps)
         if not 1 <= timesteps <= N:
             raise ValueError(f"the scheduler allows 1 to {N} steps, got {timesteps}")
         own = type(scheduler).from_config(scheduler.config)
@@ -126,7 +131,7 @@ def _levels(scheduler: Any, kind: str, timesteps: int | Sequence[int]) -> tuple[
         # DDIM's step goes down by N // T whatever the next timestep of the list is.
         to = t - N // timesteps if kind == "DDIMScheduler" else _next(t)
     else:
-        given = torch.as_tensor(list(timesteps), dtype=torch.long)
+        given = _whole(timesteps)
         if not len(given) or not bool((given.diff() <= 0).all()):
             raise ValueError(f"timesteps must be falling, at least one of them, got {timesteps}")
         t = given.unique().flip(0)
@@ -134,6 +139,15 @@ def _levels(scheduler: Any, kind: str, timesteps: int | Sequence[int]) -> tuple[
     if int(t.min()) < 0 or int(t.max()) >= N:
         raise ValueError(f"timesteps lie between 0 and {N - 1}, got {int(t.min())}, {int(t.max())}")
     return t, torch.where(to >= 0, ab[to.clamp_min(0)], end)
+
+
+def _whole(timesteps: Any) -> Tensor:
+    try:
+        return torch.tensor([index(t) for t in timesteps], dtype=torch.long)
+    except TypeError:
+        raise TypeError(
+            f"timesteps are how many or which, in whole numbers: got {timesteps!r}"
+        ) from None
 
 
 def _next(t: Tensor) -> Tensor:

@@ -38,6 +38,9 @@ from torchdeq import DEQConfig, Phantom, SolverStat
 from torchdeq.registry import suggest
 from torchdeq.solver import SOLVERS, make_solver
 
+_SHAPES = {"digits": (14, 1), "cifar10": (32, 3)}  # sides and channels of what is not resized
+_SHOWN_IMAGES, _SHOWN_STEPS, _SHOWN_CHAIN = 8, 20, 50  # what a picture may take at most
+
 
 @dataclass(frozen=True)
 class Denoise(Task):
@@ -85,6 +88,11 @@ class Denoise(Task):
         for name in ("limit", "eval_images", "previews"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if self.chain.steps > self.noise_levels:
+            raise ValueError(
+                f"a chain has at most noise_levels={self.noise_levels} steps, got "
+                f"{self.chain.steps}"
+            )
 
     @cached_property
     def train_set(self) -> sets.Images:
@@ -96,6 +104,12 @@ class Denoise(Task):
 
     def _open(self, split: str) -> sets.Images:
         size, channels = self.net.size, self.net.channels
+        fixed = _SHAPES.get(self.data, (size, channels))
+        if fixed != (size, channels):
+            raise DataError(
+                f"images of {self.data} need net.size={fixed[0]} and net.channels={fixed[1]}, got "
+                f"{size} and {channels}: set both"
+            )
         if self.data == "blobs":
             return sets.blobs(split, size, channels)
         if self.data == "digits":
@@ -133,6 +147,11 @@ class Denoise(Task):
 
     def train_batch(self, step: int, seed: int, shard: Shard) -> tuple[Tensor, Tensor, Tensor]:
         rows = batch_indices(self._train_size, self.batch, step, seed, drop_last=True)
+        if len(rows) < shard.world:
+            raise ZooError(
+                f"a batch of {len(rows)} is too small for {shard.world} processes: raise batch, or "
+                "use fewer"
+            )
         rng = generator("noise", seed, step)
         mine = slice(shard.rank, None, shard.world)
         x = self.train_set.take(rows[mine])
@@ -185,7 +204,9 @@ class Denoise(Task):
         if self.previews:
             metrics |= self._judge_chain(model, device, record)
         if thorough and self.inversion.images:
-            found = self.invert(model, self._targets(device))
+            how = self.inversion
+            judged = replace(self, inversion=replace(how, steps=min(how.steps, how.judged_steps)))
+            found = judged.invert(model, self._targets(how.images).to(device))
             metrics |= {
                 "inversion_sse": float(found.sse.mean()),
                 "inversion_psnr": float(found.psnr.mean()),
@@ -223,9 +244,8 @@ class Denoise(Task):
         )  # fmt: skip
         return found.image, found.stats, found.work
 
-    def _targets(self, device: torch.device) -> Tensor:
-        n = min(self.inversion.images, len(self.held_out))
-        return self.held_out.take(torch.arange(n)).to(device)
+    def _targets(self, n: int) -> Tensor:
+        return self.held_out.take(torch.arange(min(n, len(self.held_out))))
 
     def invert(self, model: nn.Module, images: Tensor) -> Inversion:
         """Noise for images, as the options say."""
@@ -250,18 +270,30 @@ class Denoise(Task):
     def pictures(self, model: nn.Module, device: torch.device) -> list[Picture]:
         from deq_zoo.diffusion.pictures import chains, inversions, progress
 
-        chain = self.make_chain(model, self.chain)
-        z0, noise = self.initial(chain, 16, 1, device)
+        shown = self._shown()
+        chain = shown.make_chain(model, shown.chain)
+        z0, noise = shown.initial(chain, min(16, 4 * max(1, self.previews)), 1, device)
         with torch.no_grad():
-            images, _, work = self.solved(chain, z0, noise)
+            images, _, work = shown.solved(chain, z0, noise)
             exact = chain.sequential(z0, noise)
-            found = self.invert(model, self.held_out.take(torch.arange(8)).to(device))
-        targets = self.held_out.take(torch.arange(8))
-        return [
+        made = [
             chains(exact.cpu(), images.cpu(), len(chain), work),
             progress(*self._rounds(chain, z0[:4], noise if noise is None else noise[:4])),
-            inversions(targets, found),
         ]
+        if shown.inversion.images:
+            targets = self._targets(shown.inversion.images)
+            made.append(inversions(targets, shown.invert(model, targets.to(device))))
+        return made
+
+    def _shown(self) -> Denoise:
+        """The task with no more work than a look is worth: reports are made on the CPU."""
+        how, steps = self.inversion, min(self.chain.steps, _SHOWN_CHAIN)
+        images, adam = min(how.images, _SHOWN_IMAGES), min(how.steps, _SHOWN_STEPS)
+        return replace(
+            self,
+            chain=replace(self.chain, steps=steps),
+            inversion=replace(how, images=images, steps=adam),
+        )
 
     def _rounds(
         self, chain: ParallelChain, z0: Tensor, noise: Tensor | None
@@ -292,12 +324,18 @@ class Denoise(Task):
         """Invert images; beside ``out`` or the files: the reconstruction and the noise."""
         from deq_zoo.diffusion.pictures import write_image
 
+        places = [(out or file.parent) / file.stem for file in files]
+        repeated = next((place for k, place in enumerate(places) if place in places[:k]), None)
+        if repeated is not None:
+            raise ZooError(
+                f"several files would be written to {repeated}-noise.pt: give files of different "
+                "names, or one after the other with an --out each"
+            )
         box = sets.CELEBA_BOX if self.data == "celeba" else None
         images = [sets.read_image(f, self.net.size, self.net.channels, box) for f in files]
         found = self.invert(model, torch.stack(images).to(device))
         lines = []
-        for k, file in enumerate(files):
-            place = (out or file.parent) / file.stem
+        for k, (file, place) in enumerate(zip(files, places, strict=True)):
             place.parent.mkdir(parents=True, exist_ok=True)
             write_image(place.with_name(f"{file.stem}-reconstruction.png"), found.images[k])
             torch.save(found.noise[k].cpu(), place.with_name(f"{file.stem}-noise.pt"))
@@ -317,6 +355,13 @@ class Denoise(Task):
     def sample(
         self, model: nn.Module, options: Sampling, out: Path, device: torch.device
     ) -> Iterator[str]:
+        """Sample images into one picture."""
+        try:
+            yield self._sample(model, options, out, device)
+        except (ValueError, NotImplementedError) as error:
+            raise ZooError(f"cannot sample: {error}") from error
+
+    def _sample(self, model: nn.Module, options: Sampling, out: Path, device: torch.device) -> str:
         from deq_zoo.diffusion.pictures import write_grid
 
         sequential = options.solver == "sequential"
@@ -344,4 +389,4 @@ class Denoise(Task):
                     f"evaluations, relative residual {float(stats['rel_lowest'].max()):.1e}"
                 )
         write_grid(path, images)
-        yield f"{options.n} images in {path}: {told}"
+        return f"{options.n} images in {path}: {told}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from deq_zoo.diffusion import ParallelChain, Steps, parallel_sample, spaced
 from deq_zoo.diffusion.package import diffusers
 from tests.zoo.diffusion.nets import by_steps, drawn, error, net, scheduler
-from torchdeq import Status, StopRule
+from torchdeq import ConvergenceError, Status, StopRule
 from torchdeq.solver import SOLVERS
 
 EXACT = StopRule(60, 1e-14, "rel")
@@ -131,6 +132,44 @@ def test_a_window_out_of_budget_says_so() -> None:
         parallel_sample(chain, drawn(2, 1, 4, 4), window=5, stop=stop)
 
 
+class Broken(nn.Module):
+    """Answers NaN from a timestep on, for images that lie above one on average."""
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        bad = (x.mean(dim=(1, 2, 3)) > 1) & (t < 800)
+        return torch.where(bad.view(-1, 1, 1, 1), torch.nan, 0.1 * x)
+
+
+@pytest.mark.parametrize("solver", ["fixed_point_iter", "anderson"])
+def test_a_window_tells_which_chains_are_not_finite(solver: str) -> None:
+    chain, z0 = ParallelChain(Broken().eval(), scheduler(), 20), drawn(3, 1, 4, 4)
+    z0[1] += 50
+    options: Any = {"window": 5, "solver": solver, "stop": StopRule(400, 1e-9, "rel")}
+    found = parallel_sample(chain, z0, **options, on_failure="ignore")
+    codes = [Status.CONVERGED, Status.NONFINITE, Status.CONVERGED]
+    assert found.stats.status.tolist() == codes
+    assert found.stats["rel_lowest"][1] == torch.inf
+    good = torch.tensor([0, 2])
+    assert error(found.states[good], chain.states(z0[good])) < 1e-8
+    alone = parallel_sample(chain, z0[1:2], **options, on_failure="ignore")
+    assert alone.stats.status.tolist() == [Status.NONFINITE]
+    assert alone.work.rounds < found.work.rounds  # nothing left to solve
+    with pytest.raises(ConvergenceError, match="NONFINITE"):
+        parallel_sample(chain, z0, **options, on_failure="raise")
+
+
+def test_an_empty_batch_passes_a_window() -> None:
+    chain = ParallelChain(net(), scheduler(), 5)
+    assert parallel_sample(chain, drawn(0, 1, 4, 4), window=2).image.shape == (0, 1, 4, 4)
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_unknown_failure_policies_are_refused(window: int) -> None:
+    chain = ParallelChain(net(), scheduler(), 5)
+    with pytest.raises(ValueError, match=r"failure policy 'rise'.*raise"):
+        parallel_sample(chain, drawn(1, 1, 4, 4), window=window, on_failure="rise")
+
+
 def test_images_do_not_depend_on_each_other() -> None:
     unet, z0 = net(), drawn(3, 1, 4, 4)
     chain = ParallelChain(unet, scheduler(), 20, 1.0)
@@ -161,6 +200,23 @@ def test_repeated_timesteps_are_dropped() -> None:
     assert spaced("uniform", 10) == list(range(900, -1, -100))
     assert len(spaced("uniform", 30)) == 30
     assert Steps.of(scheduler(), [900, 900, 400, 400, 0]).t.tolist() == [900, 400, 0]
+
+
+@pytest.mark.parametrize("n", [10, 50, 198, 777, 1000])
+def test_quad_is_what_numpy_makes_of_it(n: int) -> None:
+    expected = {int(s) for s in np.linspace(0, np.sqrt(800), n) ** 2}
+    assert spaced("quad", n) == sorted(expected, reverse=True)
+
+
+def test_timesteps_are_whole_numbers() -> None:
+    given: Any
+    for given in (np.int64(4), 4):
+        assert len(Steps.of(scheduler(), given)) == 4
+    for given in (np.array([900, 400]), torch.tensor([900, 400])):
+        assert Steps.of(scheduler(), given).t.tolist() == [900, 400]
+    for given in (4.0, [900.5, 400.0], "ab"):
+        with pytest.raises(TypeError, match="whole numbers"):
+            Steps.of(scheduler(), given)
 
 
 def test_empty_batch_one_step_and_strided_noise() -> None:
@@ -251,6 +307,10 @@ def test_wrong_noise_and_restless_networks_are_refused() -> None:
         parallel_sample(ParallelChain(net(), scheduler(), 10), z0, start=z0)
     with pytest.raises(ValueError, match=r"\(B, C, H, W\)"):
         parallel_sample(ParallelChain(net(), scheduler(), 10), z0[0])
-    restless = nn.Sequential(nn.Dropout(0.1))
-    with pytest.raises(ValueError, match=r"unet\.eval"):
-        parallel_sample(ParallelChain(restless, scheduler(), 10), z0)
+    with pytest.raises(ValueError, match="drop noise"):
+        parallel_sample(ParallelChain(net(), scheduler(), 10), z0, drawn(2, 10, 1, 4, 4))
+    partly = net()
+    partly.second.train()
+    for restless in (net().train(), partly):
+        with pytest.raises(ValueError, match=r"unet\.eval"):
+            parallel_sample(ParallelChain(restless, scheduler(), 10), z0)

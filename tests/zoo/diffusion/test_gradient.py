@@ -113,6 +113,11 @@ def test_inversion_ends_when_told_or_good_enough() -> None:
         invert(chain, x, steps=0)
     with pytest.raises(ValueError, match="start"):
         invert(chain, x, start=x[:1])
+    for method in METHODS:
+        with pytest.raises(ValueError, match=r"states must be .*\(2, 5, 1, 4, 4\)"):
+            invert(chain, x, method=method, states=x)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="finite"):
+        invert(chain, x / 0)
 
 
 def test_a_warm_start_saves_rounds() -> None:
@@ -136,6 +141,10 @@ def test_interpolation_keeps_ends_and_length() -> None:
     assert error(interpolate(a, a, 3), a.expand(3, -1, -1, -1, -1)) < 1e-12
     with pytest.raises(ValueError, match="at least 2"):
         interpolate(a, b, 1)
+    with pytest.raises(ValueError, match="no direction"):
+        interpolate(a, torch.zeros_like(b), 3)
+    with pytest.raises(ValueError, match="both noises"):
+        interpolate(a, b[:1], 3)
 
 
 def test_adjoint_options_are_checked() -> None:

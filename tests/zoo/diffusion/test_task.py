@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from deq_zoo.cli import main
-from deq_zoo.diffusion import Denoiser, DEQDDIMPipeline, UNetConfig, make_unet
+from deq_zoo.diffusion import Denoiser, DEQDDIMPipeline, Inversion, UNetConfig, Work, make_unet
 from deq_zoo.diffusion import data as sets
 from deq_zoo.diffusion.convert import from_ddpm, to_ddpm
 from deq_zoo.diffusion.model import CELEBA, CIFAR10, DIGITS, LSUN
+from deq_zoo.diffusion.options import ChainConfig, InversionConfig, Sampling
 from deq_zoo.diffusion.package import diffusers
 from deq_zoo.diffusion.presets import diffusion_quick, diffusion_smoke
 from deq_zoo.diffusion.task import Denoise
@@ -75,6 +77,28 @@ def test_inversion_by_command(
     assert (tmp_path / "o" / "disc-reconstruction.png").exists()
 
 
+def test_files_of_one_stem_are_refused_before_any_work(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [tmp_path / "a" / "x.png", tmp_path / "b" / "x.png"]
+    for path in paths:
+        write(path)
+    out = tmp_path / "o"
+    assert main(["predict", str(run), *map(str, paths), "--cpu", "--out", str(out)]) == 2
+    assert "several files" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_wrong_options_of_sampling_are_told(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["sample", str(run), "--cpu", "--out", str(tmp_path)]
+    wrong = {"--n": "0", "--steps": "1001", "--eta": "2", "--tol": "-1", "--window": "-1"}
+    for name, value in wrong.items():
+        assert main([*words, name, value]) == 2
+        assert capsys.readouterr().err.count("\n") < 4
+
+
 def test_evaluation_tells_inversion(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(run), "--cpu"]) == 0
     told = json.loads(capsys.readouterr().out)["metrics"]
@@ -109,7 +133,7 @@ def test_average_forgets_early_weights_and_answers_in_evaluation() -> None:
     model = Denoiser(SMALL, decay=0.9)
     x, t = torch.randn(2, 1, 8, 8), torch.tensor([5, 900])
     start = copy.deepcopy(model)
-    expected = next(model.average.module.parameters()).clone()
+    expected = next(model.average.module.buffers()).clone()
     for n in range(3):
         with torch.no_grad():
             for p in model.unet.parameters():
@@ -118,8 +142,10 @@ def test_average_forgets_early_weights_and_answers_in_evaluation() -> None:
         now = next(model.unet.parameters())
         share = 1.0 if n == 0 else 1 - min(0.9, (1 + n) / (10 + n))
         expected = expected + share * (now - expected)
-    assert error(next(model.average.module.parameters()), expected.detach()) < 1e-6
-    assert not any(p.requires_grad for p in model.average.parameters())
+    assert error(next(model.average.module.buffers()), expected.detach()) < 1e-6
+    count = sum(p.numel() for p in model.parameters())
+    assert count == sum(p.numel() for p in model.unet.parameters())
+    assert model.average.module.state_dict().keys() == model.unet.state_dict().keys()
     assert torch.equal(model.train()(x, t), model.unet(x, t).sample)
     assert torch.equal(model.eval()(x, t), model.average.module(x, t).sample)
     assert not torch.equal(model(x, t), start.eval()(x, t))
@@ -153,6 +179,89 @@ def test_conversion_is_undone_by_its_inverse() -> None:
     assert from_ddpm(state).keys() == state.keys()
     with pytest.raises(CheckpointError, match=r"conv_in\.weight"):
         from_ddpm({"head.weight": torch.zeros(1)})
+
+
+def test_former_names_of_diffusers_convert() -> None:
+    state = make_unet(SMALL).state_dict()
+    former = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
+
+    def old(key: str) -> str:
+        for now, then in former.items():
+            key = key.replace(f".{now}.", f".{then}.")
+        return key
+
+    given = {old(key): value for key, value in state.items()}
+    assert given.keys() != state.keys()
+    back = from_ddpm(given)
+    assert back.keys() == state.keys()
+    assert all(torch.equal(back[key], state[key]) for key in state)
+
+
+def test_a_look_takes_no_more_than_it_is_worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However thorough the inversion that was asked for."""
+    task = replace(
+        smoke(),
+        previews=1,
+        chain=ChainConfig(steps=1000, spacing="quad"),
+        inversion=InversionConfig(images=500, steps=1000, judged_steps=3),
+    )
+    asked: list[tuple[int, int, int]] = []
+
+    def counted(self: Denoise, model: nn.Module, images: Tensor) -> Inversion:
+        asked.append((len(images), self.inversion.steps, self.chain.steps))
+        zeros = torch.zeros(len(images))
+        return Inversion(images, images, zeros, zeros[None], 0.0, Work())
+
+    monkeypatch.setattr(Denoise, "invert", counted)
+    model = task.build().eval()
+    task.pictures(model, torch.device("cpu"))
+    replace(task, previews=0).evaluate(model, torch.device("cpu"), thorough=True)
+    assert asked == [(8, 20, 50), (64, 3, 1000)]
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_few_images_make_pictures_too(count: int) -> None:
+    task = replace(smoke(), inversion=InversionConfig(images=8 if count else 0, steps=1))
+    task.__dict__["held_out"] = sets.InMemory(torch.zeros(3, 1, 8, 8, dtype=torch.uint8))
+    made = task.pictures(task.build().eval(), torch.device("cpu"))
+    assert [picture.name for picture in made][2:] == (["inversions"] if count else [])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: ChainConfig(steps=0),
+        lambda: ChainConfig(eta=1.5),
+        lambda: ChainConfig(chunk=0),
+        lambda: ChainConfig(window=-1),
+        lambda: InversionConfig(steps=0),
+        lambda: InversionConfig(judged_steps=0),
+        lambda: InversionConfig(images=-1),
+        lambda: InversionConfig(lr=0.0),
+        lambda: InversionConfig(lr=float("nan")),
+        lambda: Sampling(n=0),
+        lambda: Sampling(eta=float("nan")),
+        lambda: Sampling(tol=-1e-3),
+        lambda: UNetConfig(groups=0),
+        lambda: UNetConfig(dropout=1.0),
+        lambda: Denoise(noise_levels=10),
+    ],
+)
+def test_options_out_of_range_are_refused_when_they_are_set(wrong: Any) -> None:
+    with pytest.raises(ValueError, match=r"must|at most"):
+        wrong()
+
+
+@pytest.mark.parametrize("data", ["digits", "cifar10"])
+def test_networks_of_another_shape_than_the_data_are_told(data: Any, tmp_path: Path) -> None:
+    task = replace(smoke(), data=data, data_dir=str(tmp_path))
+    with pytest.raises(DataError, match=r"net\.size=.* and net\.channels="):
+        _ = task.train_set
+
+
+def test_batches_smaller_than_the_processes_are_refused() -> None:
+    with pytest.raises(ZooError, match=r"batch of 1 .* 2 processes"):
+        replace(smoke(), batch=1).train_batch(0, 0, Shard(1, 2))
 
 
 def test_shapes_that_do_not_fit_are_told() -> None:
@@ -200,6 +309,10 @@ def test_folders_of_images(tmp_path: Path) -> None:
     write(tmp_path / "new" / "train" / "a.png")
     write(tmp_path / "new" / "val" / "b.png")
     assert len(sets.folder(tmp_path / "new", "train", 8, 3)) == 1
+    write(tmp_path / "half" / "train" / "a.png")
+    for split in ("train", "val"):
+        with pytest.raises(DataError, match="has train/ but no val/: add it, or put all"):
+            sets.folder(tmp_path / "half", split, 8, 3)
     (tmp_path / "list_eval_partition.txt").write_text("00.png 0\n01.png 1\n02.png 2\n")
     assert len(sets.folder(tmp_path, "train", 8, 3)) == 1
     with pytest.raises(DataError, match="put image files there"):
@@ -209,23 +322,56 @@ def test_folders_of_images(tmp_path: Path) -> None:
         sets.read_image(tmp_path / "bad.png", 8, 3)
 
 
+def test_pictures_are_read_as_they_look(tmp_path: Path) -> None:
+    path = tmp_path / "image.png"
+    grey = np.tile(np.linspace(0, 65535, 8), (8, 1)).astype(np.uint16)
+    Image.fromarray(grey).save(path)
+    expected = torch.linspace(-1, 1, 8).expand(8, 8)
+    assert float((sets.read_image(path, 8, 1)[0] - expected).abs().max()) < 1 / 127
+    clear = Image.new("RGBA", (8, 8), (0, 0, 0, 0))
+    clear.paste((255, 0, 0, 255), (0, 0, 4, 8))
+    clear.save(path)
+    red, green, _ = sets.read_image(path, 8, 3)
+    assert torch.equal(red, torch.ones(8, 8))
+    assert torch.equal(green[0], torch.tensor([-1.0] * 4 + [1.0] * 4))
+    half = Image.new("L", (8, 8), 0)
+    half.paste(255, (0, 0, 8, 4))
+    turned = Image.Exif()
+    turned[0x0112] = 3  # upside down
+    half.save(path, exif=turned)
+    assert torch.equal(sets.read_image(path, 8, 1)[0, :, 0], green[0])
+
+
+def test_long_pictures_are_cut_and_small_faces_refused(tmp_path: Path) -> None:
+    write(tmp_path / "long.png", width=20_000, height=2)
+    assert sets.read_image(tmp_path / "long.png", 64, 3).shape == (3, 64, 64)
+    write(tmp_path / "face.png", width=178, height=218)
+    assert sets.read_image(tmp_path / "face.png", 64, 3, sets.CELEBA_BOX).shape == (3, 64, 64)
+    write(tmp_path / "face.png", width=64, height=64)
+    with pytest.raises(DataError, match="64 x 64, too small"):
+        sets.read_image(tmp_path / "face.png", 64, 3, sets.CELEBA_BOX)
+
+
 def test_cifar10_in_both_forms(tmp_path: Path) -> None:
-    pixels = torch.arange(2 * 3072).remainder(256).to(torch.uint8).view(2, 3, 32, 32)
-    rows = pixels.view(2, -1).numpy()
-    for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"):
-        (tmp_path / name).write_bytes(pickle.dumps({b"data": rows, b"labels": [0, 1]}))
-    read = sets.cifar10(tmp_path, "val")
-    assert torch.equal(sets.to_bytes(read.take(torch.arange(2))), pixels)
-    assert len(sets.cifar10(tmp_path, "train")) == 10
-    (tmp_path / "test_batch").write_bytes(pickle.dumps({b"data": Path("x")}))
-    with pytest.raises(DataError, match="no array"):
-        sets.cifar10(tmp_path, "val")
+    """One training image in fifty is held out; test images are not even looked at."""
+    pixels = torch.arange(60 * 3072).remainder(251).to(torch.uint8).view(60, 3, 32, 32)
+    for k, part in enumerate(pixels.split(12), start=1):
+        data = {b"data": part.reshape(12, -1).numpy(), b"labels": [0] * 12}
+        (tmp_path / f"data_batch_{k}").write_bytes(pickle.dumps(data))
     other = tmp_path / "npz"
     other.mkdir()
-    np.savez(other / "cifar10_test.npz", x=pixels.permute(0, 2, 3, 1).numpy())
-    assert torch.equal(sets.to_bytes(sets.cifar10(other, "val").take(torch.arange(2))), pixels)
+    np.savez(other / "cifar10_train.npz", x=pixels.permute(0, 2, 3, 1).numpy())
+    for root in (tmp_path, other):
+        train, held = (sets.cifar10(root, split) for split in ("train", "val"))
+        assert torch.equal(sets.to_bytes(held.take(torch.arange(2))), pixels[[0, 50]])
+        seen = sets.to_bytes(train.take(torch.arange(58)))
+        assert torch.equal(seen, torch.cat((pixels[1:50], pixels[51:])))
+        assert (len(train), len(held)) == (58, 2)
+    (tmp_path / "data_batch_1").write_bytes(pickle.dumps({b"data": Path("x")}))
+    with pytest.raises(DataError, match="no array"):
+        sets.cifar10(tmp_path, "val")
     with pytest.raises(DataError, match="cifar-10-python"):
-        sets.cifar10(other, "train")
+        sets.cifar10(tmp_path / "none", "train")
     with pytest.raises(DataError, match="--data-dir"):
         _ = Denoise().train_set
 
@@ -235,7 +381,7 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ImportError(f"no {name}")
 
     monkeypatch.setattr("deq_zoo.diffusion.package.import_module", missing)
-    with pytest.raises(ZooError, match=r"torchdeq\[diffusion\]"):
+    with pytest.raises(ZooError, match=r"torchdeq\[zoo\]"):
         make_unet(SMALL)
 
 
@@ -257,6 +403,11 @@ def test_pipeline_gives_the_images_of_diffusers(unet: nn.Module, eta: float) -> 
     assert float(np.abs(made[0] - made[1]).max()) < 1e-4
 
 
+def test_pipeline_takes_a_single_step_with_eta(unet: nn.Module) -> None:
+    pipe = DEQDDIMPipeline(unet, diffusers().DDIMScheduler())
+    assert pipe(num_inference_steps=1, eta=1.0, output_type="np").images.shape == (1, 8, 8, 1)
+
+
 def test_pipeline_is_saved_and_loaded(unet: nn.Module, tmp_path: Path) -> None:
     diffusers().DDIMPipeline(unet, diffusers().DDPMScheduler()).save_pretrained(tmp_path / "a")
     first = DEQDDIMPipeline.from_pretrained(tmp_path / "a")
@@ -276,6 +427,16 @@ def test_pipeline_is_saved_and_loaded(unet: nn.Module, tmp_path: Path) -> None:
         first(output_type="jpg")
     with pytest.warns(ConvergenceWarning):
         first(num_inference_steps=8, max_iter=2)
+
+
+def test_the_readme_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readme = Path(sets.__file__).with_name("README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    held: dict[str, Any] = {}
+    exec(code, held)
+    assert held["inverted"].noise.shape == (2, 3, 16, 16)
+    assert len(held["pictures"]) == 4
 
 
 def test_quick_is_of_embedded_data() -> None:
