@@ -16,7 +16,7 @@ from deq_zoo.errors import DataError
 from deq_zoo.lm.presets import CONVERGENT, IMPLICIT, REGULARISED
 from deq_zoo.lm.schedule import WarmCosine
 from deq_zoo.lm.task import LanguageTask, last_step
-from deq_zoo.preset import FAMILIES, PRESETS
+from deq_zoo.preset import PRESETS
 from deq_zoo.task import Shard
 from deq_zoo.values import from_data, to_data
 from tests.zoo.lm.nets import net
@@ -62,10 +62,7 @@ def test_every_preset_goes_to_a_file_and_back() -> None:
         assert from_data(json.loads(json.dumps(to_data(preset)))) == preset
 
 
-def test_the_smoke_preset_trains_reports_reads_and_writes(
-    tmp_path: Path, capsys: Any, monkeypatch: Any
-) -> None:
-    monkeypatch.setitem(FAMILIES, "lm", "deq_zoo.lm.presets")
+def test_the_smoke_preset_trains_reports_reads_and_writes(tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "run"
     assert main(["train", "lm-smoke", "--cpu", "--out", str(out)]) == 0
     assert "perplexity" in capsys.readouterr().out
