@@ -1,0 +1,203 @@
+"""Optical flow data sets in their public layouts: which files make a pair.
+
+A set is a list of files; they are opened one pair at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+from deq_zoo.errors import DataError
+from deq_zoo.flow.augment import Pair
+from deq_zoo.flow.chairs_split import PAIRS, VALIDATION
+from deq_zoo.flow.formats import plausible, read_flow, read_image
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where a pair lies."""
+
+    image1: Path
+    image2: Path
+    flow: Path | None = None  # a test set has none
+    scene: str = ""
+
+    def load(self) -> Pair:
+        """Open it; a flow that is not there is zero and nowhere known."""
+        image1, image2 = read_image(self.image1), read_image(self.image2)
+        if self.flow is None:
+            flow = torch.zeros(2, *image1.shape[1:])
+            return Pair(image1, image2, flow, torch.zeros(image1.shape[1:], dtype=torch.bool))
+        flow, known = read_flow(self.flow)
+        if image1.shape != image2.shape or flow.shape[1:] != image1.shape[1:]:
+            raise DataError(
+                f"{self.image1}, {self.image2} and {self.flow} differ in size: "
+                f"{[tuple(t.shape[1:]) for t in (image1, image2, flow)]}"
+            )
+        return Pair(image1, image2, flow, known & plausible(flow))
+
+
+@dataclass(frozen=True)
+class FlowSet:
+    """Pairs on disk.
+
+    Args:
+        name: of the set.
+        files: of every pair.
+        sparse: whether the truth is KITTI's kind, known here and there.
+    """
+
+    name: str
+    files: tuple[Files, ...]
+    sparse: bool = False
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> Pair:
+        return self.files[index].load()
+
+
+def chairs(root: str | Path, split: str = "train") -> FlowSet:
+    """FlyingChairs: ``train``, ``val`` or ``all`` of the pairs in a folder or its ``data``.
+
+    The official split belongs to the whole set. A part of it needs a file
+    ``FlyingChairs_train_val.txt`` beside the images that says 1 (training) or 2 for each pair.
+    """
+    folder = _existing(Path(root) / "data", Path(root))
+    flows = sorted(folder.glob("*.flo"))
+    images = sorted(folder.glob("*.ppm"))
+    if not flows or len(images) != 2 * len(flows):
+        raise DataError(
+            f"{folder} should hold FlyingChairs, two .ppm images for every .flo, but has "
+            f"{len(images)} and {len(flows)}"
+        )
+    files = []
+    for flow, a, b in zip(flows, images[::2], images[1::2], strict=True):
+        number = flow.name.partition("_")[0]
+        if not (a.name.startswith(number) and b.name.startswith(number)):
+            raise DataError(f"{flow.name} does not belong to {a.name} and {b.name}")
+        files.append(Files(a, b, flow))
+    held = _chairs_validation(folder, len(files)) if split != "all" else frozenset()
+    wanted = {"train": False, "val": True, "all": False}[_known(split, ("train", "val", "all"))]
+    chosen = [each for k, each in enumerate(files) if (k in held) == wanted]
+    return FlowSet("chairs", tuple(chosen))
+
+
+def _chairs_validation(folder: Path, count: int) -> frozenset[int]:
+    for place in (folder, folder.parent):
+        listed = place / "FlyingChairs_train_val.txt"
+        if listed.exists():
+            marks = listed.read_text().split()
+            if len(marks) != count or not set(marks) <= {"1", "2"}:
+                raise DataError(f"{listed} must hold 1 or 2 for each of {count} pairs")
+            return frozenset(k for k, mark in enumerate(marks) if mark == "2")
+    if count != PAIRS:
+        raise DataError(
+            f"{folder} has {count} pairs, FlyingChairs has {PAIRS}: complete it, or put a file "
+            "FlyingChairs_train_val.txt there that says 1 (training) or 2 for each pair"
+        )
+    return VALIDATION
+
+
+def things(root: str | Path, passes: Sequence[str] = ("clean", "final")) -> FlowSet:
+    """FlyingThings3D's training pairs, forward and backward in time, left camera."""
+    root = Path(root)
+    files = []
+    for each in passes:
+        frames = root / f"frames_{each}pass" / "TRAIN"
+        for scene in _folders(frames, "*/*"):
+            images = sorted((scene / "left").glob("*.png"))
+            for way in ("into_future", "into_past"):
+                name = f"{scene.parent.name}/{scene.name}"
+                flows = sorted(
+                    (root / "optical_flow" / "TRAIN" / name / way / "left").glob("*.pfm")
+                )
+                if len(flows) != len(images):
+                    raise DataError(
+                        f"{scene} has {len(images)} frames and {len(flows)} flows {way}: "
+                        "FlyingThings3D is incomplete"
+                    )
+                for k in range(len(flows) - 1):
+                    a, b = (k, k + 1) if way == "into_future" else (k + 1, k)
+                    files.append(Files(images[a], images[b], flows[a], name))
+    return FlowSet("things", tuple(files))
+
+
+def sintel(root: str | Path, split: str = "training", rendering: str = "clean") -> FlowSet:
+    """MPI-Sintel: consecutive frames of each scene, ``clean`` or ``final``."""
+    root = Path(root)
+    _known(split, ("training", "test"))
+    frames = root / split / _known(rendering, ("clean", "final"))
+    files = []
+    for scene in _folders(frames, "*"):
+        images = sorted(scene.glob("*.png"))
+        for a, b in pairwise(images):
+            flow = root / split / "flow" / scene.name / f"{a.stem}.flo"
+            files.append(Files(a, b, flow if split == "training" else None, scene.name))
+    return FlowSet(f"sintel_{rendering}", tuple(files))
+
+
+def kitti(root: str | Path, split: str = "training") -> FlowSet:
+    """KITTI 2015."""
+    folder = Path(root) / _known(split, ("training", "testing"))
+    first = sorted((folder / "image_2").glob("*_10.png"))
+    if not first:
+        raise DataError(f"{folder / 'image_2'} should hold KITTI 2015's frames *_10.png")
+    truth = folder / "flow_occ"
+    files = [
+        Files(a, a.with_name(a.name.replace("_10.", "_11.")),
+              truth / a.name if split == "training" else None, a.stem)
+        for a in first
+    ]  # fmt: skip
+    return FlowSet("kitti", tuple(files), sparse=True)
+
+
+def hd1k(root: str | Path) -> FlowSet:
+    """HD1K's training pairs."""
+    frames = Path(root) / "hd1k_input" / "image_2"
+    truth = Path(root) / "hd1k_flow_gt" / "flow_occ"
+    files = []
+    for a, b in pairwise(sorted(frames.glob("*.png"))):
+        scene = a.name.partition("_")[0]
+        if b.name.partition("_")[0] == scene:
+            files.append(Files(a, b, truth / a.name, scene))
+    if not files:
+        raise DataError(f"{frames} should hold HD1K's frames, as 000000_0010.png")
+    return FlowSet("hd1k", tuple(files), sparse=True)
+
+
+def middlebury(root: str | Path) -> FlowSet:
+    """Middlebury's pairs with public truth: ``SCENE/frame10.png, frame11.png, flow10.flo``."""
+    files = [
+        Files(flow.with_name("frame10.png"), flow.with_name("frame11.png"), flow, flow.parent.name)
+        for flow in sorted(Path(root).glob("*/flow10.flo"))
+    ]
+    if not files:
+        raise DataError(f"{root} should hold folders of Middlebury with frame10.png and flow10.flo")
+    return FlowSet("middlebury", tuple(files))
+
+
+def _existing(*places: Path) -> Path:
+    for place in places:
+        if place.is_dir():
+            return place
+    raise DataError(f"there is no folder {places[-1]}")
+
+
+def _folders(root: Path, pattern: str) -> list[Path]:
+    found = sorted(p for p in root.glob(pattern) if p.is_dir())
+    if not found:
+        raise DataError(f"{root} should hold a folder for each scene, but has none")
+    return found
+
+
+def _known(value: str, options: tuple[str, ...]) -> str:
+    if value not in options:
+        raise ValueError(f"expected one of {', '.join(options)}, got {value!r}")
+    return value

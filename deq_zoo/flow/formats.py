@@ -1,0 +1,160 @@
+"""Flow and images on disk: ``.flo``, ``.pfm``, KITTI's 16-bit ``.png``, and pictures.
+
+A flow is (2, H, W) in single precision, x first; a mask (H, W) says where it is known; an image is
+(3, H, W) of unsigned bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from deq_zoo.errors import DataError, ZooError
+
+_MAGIC = 202021.25  # the bytes "PIEH"
+_UNKNOWN = 1e9  # Middlebury's mark of a pixel without flow is larger
+_MOST = 1000.0  # pixels; a dense flow beyond is no flow
+_ZERO, _STEPS = 32768, 64  # KITTI's zero, and steps per pixel
+
+
+def read_flo(path: str | Path) -> Tensor:
+    """A Middlebury flow."""
+    data = _bytes(path)
+    if len(data) < 12 or struct.unpack("<f", data[:4])[0] != _MAGIC:
+        raise DataError(f"{path} is no .flo file: it must begin with the number {_MAGIC}")
+    width, height = struct.unpack("<ii", data[4:12])
+    if width < 1 or height < 1 or len(data) < 12 + 8 * width * height:
+        raise DataError(f"{path} is cut off: {width} x {height} flows do not fit its size")
+    flow = np.frombuffer(data, "<f4", 2 * width * height, 12).reshape(height, width, 2)
+    return _first(flow.astype(np.float32))
+
+
+def write_flo(path: str | Path, flow: Tensor) -> None:
+    """Write a flow (2, H, W) in Middlebury's format."""
+    _check_flow(flow)
+    rows = flow.detach().permute(1, 2, 0).float().cpu().contiguous().numpy().astype("<f4")
+    head = struct.pack("<fii", _MAGIC, flow.shape[2], flow.shape[1])
+    Path(path).write_bytes(head + rows.tobytes())
+
+
+def read_pfm(path: str | Path) -> Tensor:
+    """A portable float map (C, H, W); of a flow in three channels, the first two count."""
+    head, _, rest = _bytes(path).partition(b"\n")
+    size, _, rest = rest.partition(b"\n")
+    scale, _, rest = rest.partition(b"\n")
+    try:
+        channels = {b"PF": 3, b"Pf": 1}[head.strip()]
+        width, height = map(int, size.split())
+        order = "<f4" if float(scale) < 0 else ">f4"
+        rows = np.frombuffer(rest, order, width * height * channels)
+    except (KeyError, ValueError) as error:
+        raise DataError(f"{path} is no whole .pfm file: {error}") from None
+    return _first(rows.reshape(height, width, channels)[::-1].astype(np.float32))
+
+
+def read_kitti(path: str | Path) -> tuple[Tensor, Tensor]:
+    """A sparse flow and where it is known, from a PNG of 16 bits: u, v and the mask."""
+    pixels = read_png16(path).float()
+    return (pixels[:2] - _ZERO) / _STEPS, pixels[2] > 0
+
+
+def write_kitti(path: str | Path, flow: Tensor, valid: Tensor | None = None) -> None:
+    """Write a flow (2, H, W) for KITTI: 64 steps per pixel, up to 512 pixels."""
+    _check_flow(flow)
+    code = (_STEPS * flow.detach().double().cpu() + _ZERO).round().clamp(0, 2**16 - 1)
+    known = torch.ones(flow.shape[1:]) if valid is None else valid.cpu()
+    pixels = torch.cat((code, known.to(code)[None])).permute(1, 2, 0)
+    _write_png16(Path(path), pixels.numpy().astype(np.uint16))
+
+
+def read_png16(path: str | Path) -> Tensor:
+    """A PNG of 16 bits a channel as (3, H, W), 32-bit integers; Pillow would halve the bits."""
+    try:
+        import av
+    except ModuleNotFoundError:
+        raise ZooError("16-bit PNGs are read with PyAV: pip install av") from None
+    _bytes(path)
+    try:
+        with av.open(str(path)) as file:
+            frame = next(file.decode(video=0))
+            if frame.format.name not in ("rgb48be", "rgb48le"):
+                raise DataError(f"{path} must be a PNG of 16 bits RGB, got {frame.format.name}")
+            pixels = frame.to_ndarray().astype(np.int32)
+    except (av.error.FFmpegError, StopIteration) as error:
+        raise DataError(f"cannot read {path}: {error}") from None
+    return _first(pixels)
+
+
+def _write_png16(path: Path, pixels: np.ndarray) -> None:
+    """(H, W, 3) as a PNG whose rows store differences from the one above."""
+    height, width, _ = pixels.shape
+    rows = np.ascontiguousarray(pixels.astype(">u2")).view(np.uint8).reshape(height, 6 * width)
+    above = np.vstack((np.zeros_like(rows[:1]), rows[:-1]))
+    lines = np.hstack((np.full((height, 1), 2, np.uint8), rows - above))  # 2: the filter "up"
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        held = kind + data
+        return struct.pack(">I", len(data)) + held + struct.pack(">I", zlib.crc32(held))
+
+    head = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
+    body = zlib.compress(lines.tobytes(), 6)
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+    )
+
+
+def read_flow(path: str | Path) -> tuple[Tensor, Tensor]:
+    """A flow and where it is known, from any of the formats."""
+    suffix = Path(path).suffix.lower()
+    if suffix == ".png":
+        return read_kitti(path)
+    if suffix not in (".flo", ".pfm"):
+        raise DataError(f"{path}: a flow is a .flo, .pfm or 16-bit .png file")
+    flow = read_flo(path) if suffix == ".flo" else read_pfm(path)[:2]
+    if len(flow) != 2:
+        raise DataError(f"{path} has one channel, but a flow has two: is it a disparity?")
+    known = flow.abs().amax(0) < _UNKNOWN  # False for NaN
+    return torch.where(known, flow, 0), known
+
+
+def plausible(flow: Tensor) -> Tensor:
+    """(H, W): where a dense flow (2, H, W) is below a thousand pixels."""
+    return flow.abs().amax(0) < _MOST
+
+
+def read_image(path: str | Path) -> Tensor:
+    """A picture as (3, H, W), whatever its colours were."""
+    try:
+        with Image.open(path) as image:
+            array = np.array(ImageOps.exif_transpose(image).convert("RGB"))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # Pillow's
+        raise DataError(f"cannot read {path}: {error}") from error
+    return _first(array)
+
+
+def write_image(path: str | Path, image: Tensor) -> None:
+    """Write a picture (3, H, W) of bytes."""
+    Image.fromarray(image.permute(1, 2, 0).cpu().numpy()).save(path)
+
+
+def _bytes(path: str | Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error}") from None
+
+
+def _first(array: np.ndarray) -> Tensor:
+    """(H, W, C) as (C, H, W)."""
+    return torch.from_numpy(array.copy()).permute(2, 0, 1).contiguous()
+
+
+def _check_flow(flow: Tensor) -> None:
+    if flow.dim() != 3 or flow.shape[0] != 2:
+        raise ValueError(f"a flow is (2, height, width), got {tuple(flow.shape)}")

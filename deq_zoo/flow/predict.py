@@ -1,0 +1,110 @@
+"""Flow of files: pairs and sequences of pictures, videos, and the test sets of benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from deq_zoo.errors import ZooError
+from deq_zoo.flow.colours import flow_to_colour
+from deq_zoo.flow.datasets import kitti, sintel
+from deq_zoo.flow.formats import read_image, write_flo, write_image, write_kitti
+from deq_zoo.flow.model import DEQFlow
+from deq_zoo.flow.video import FlowStream, Frame, read_frames
+
+PICTURES = (".png", ".jpg", ".jpeg", ".ppm", ".bmp", ".tif", ".tiff", ".webp")
+
+
+def predict_files(
+    model: DEQFlow, files: Sequence[Path], out: Path, device: torch.device
+) -> Iterator[str]:
+    """Two pictures, a sequence of them, videos, or the folder of Sintel or KITTI."""
+    out.mkdir(parents=True, exist_ok=True)
+    if len(files) == 1 and files[0].is_dir():
+        yield from write_submission(model, files[0], out, device)
+    elif all(file.suffix.lower() in PICTURES for file in files):
+        if len(files) < 2:
+            raise ZooError("flow needs two pictures, or a video: name the next frame as well")
+        yield from _pictures(model, files, out, device)
+    elif any(file.suffix.lower() in PICTURES or file.is_dir() for file in files):
+        raise ZooError("give pictures, or videos, or one folder: not several kinds at once")
+    else:
+        for file in files:
+            stream = FlowStream(model)
+            for k, found in enumerate(stream(x.to(device) for x in read_frames(file))):
+                yield _save(found, out, f"{file.stem}_{k:05d}")
+
+
+def _pictures(
+    model: DEQFlow, files: Sequence[Path], out: Path, device: torch.device
+) -> Iterator[str]:
+    frames = [read_image(file)[None].to(device) for file in files]
+    if len({frame.shape for frame in frames}) > 1:
+        raise ZooError(
+            f"all pictures must have one size, got {[tuple(f.shape[2:]) for f in frames]}"
+        )
+    if len(frames) == 2:
+        with torch.no_grad():
+            flows, _, stats = model(*frames)
+        yield _save(Frame(flows[-1], stats.nfe, False), out, files[0].stem)
+        return
+    for file, found in zip(files, FlowStream(model)(frames), strict=False):
+        yield _save(found, out, file.stem)
+
+
+def _save(found: Frame, out: Path, name: str) -> str:
+    flow = found.flow[0].float().cpu()
+    write_flo(out / f"{name}.flo", flow)
+    write_image(out / f"{name}_flow.png", flow_to_colour(flow))
+    start = ", from the last pair's state" if found.reused else ""
+    length = float(flow.square().sum(0).sqrt().mean())
+    return f"{out / name}.flo: mean motion {length:.2f} px, {found.nfe} evaluations of f{start}"
+
+
+def write_submission(model: DEQFlow, root: Path, out: Path, device: torch.device) -> Iterator[str]:
+    """The test set of Sintel (``test``) or KITTI (``testing``) in the form its server takes."""
+    if (root / "testing").is_dir():
+        yield from _kitti_submission(model, root, out, device)
+    elif (root / "test").is_dir():
+        yield from _sintel_submission(model, root, out, device)
+    else:
+        raise ZooError(
+            f"{root} is neither Sintel, with a folder test, nor KITTI 2015, with a folder testing"
+        )
+
+
+def _sintel_submission(
+    model: DEQFlow, root: Path, out: Path, device: torch.device
+) -> Iterator[str]:
+    for rendering in ("clean", "final"):
+        stream, scene = FlowStream(model), ""
+        for files in sintel(root, "test", rendering).files:
+            if files.scene != scene:
+                stream.reset()
+                stream.push(_frame(files.image1, device))
+                scene = files.scene
+            found = stream.push(_frame(files.image2, device))
+            assert found is not None
+            place = out / rendering / scene / f"{files.image1.stem}.flo"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_flo(place, found.flow[0])
+            yield f"{place}: {found.nfe} evaluations"
+
+
+def _kitti_submission(model: DEQFlow, root: Path, out: Path, device: torch.device) -> Iterator[str]:
+    (out / "flow").mkdir(parents=True, exist_ok=True)
+    for files in kitti(root, "testing").files:
+        with torch.no_grad():
+            flows, _, stats = model(
+                _frame(files.image1, device), _frame(files.image2, device), pad="bottom"
+            )
+        place = out / "flow" / files.image1.name
+        write_kitti(place, flows[-1][0])
+        yield f"{place}: {stats.nfe} evaluations"
+
+
+def _frame(path: Path, device: torch.device) -> Tensor:
+    return read_image(path)[None].to(device)

@@ -1,0 +1,163 @@
+"""Presets of DEQ-Flow: the stages of the published training, a quick one and a smoke test."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from deq_zoo.flow.model import FlowConfig
+from deq_zoo.flow.schedule import LinearOneCycle
+from deq_zoo.flow.task import StageTask, WarpTask
+from deq_zoo.flow.warps import Motion
+from deq_zoo.optim import Adam, OneCycle
+from deq_zoo.preset import PRESETS, Preset, Target
+from torchdeq import DEQConfig
+
+# The published solver watches no tolerance: every solve spends its budget.
+_PLAIN = DEQConfig(f_solver="simple_fixed_point_iter", on_failure="ignore")
+#: Six states along 36 evaluations, one step of gradient at each.
+DENSE = _PLAIN.with_options(f_max_iter=36, n_states=6, grad=1)
+#: Two states along 40, three steps of gradient at each: sparse correction.
+SPARSE = _PLAIN.with_options(f_max_iter=40, n_states=2, grad=3)
+
+
+@PRESETS.register("flow-chairs-b")
+def flow_chairs_b() -> Preset:
+    """DEQ-Flow-B (5.2M) on FlyingChairs: plain iteration, correction at six states."""
+    return _chairs("base")
+
+
+@PRESETS.register("flow-chairs-h")
+def flow_chairs_h() -> Preset:
+    """DEQ-Flow-H (13.4M) on FlyingChairs: plain iteration, correction at six states."""
+    return _chairs("huge")
+
+
+@PRESETS.register("flow-things-b")
+def flow_things_b() -> Preset:
+    """DEQ-Flow-B on FlyingThings3D, after Chairs (--set task.start_from=RUN): sparse correction."""
+    return replace(_things("base"), target=_sintel(1.42, "B, mean of 3 runs"))
+
+
+@PRESETS.register("flow-things-h")
+def flow_things_h() -> Preset:
+    """DEQ-Flow-H on FlyingThings3D, after Chairs (--set task.start_from=RUN): sparse correction."""
+    return replace(_things("huge"), target=_sintel(1.28, "H"))
+
+
+@PRESETS.register("flow-sintel-b")
+def flow_sintel_b() -> Preset:
+    """DEQ-Flow-B fine-tuned for Sintel on a mixture of five sets, after Things."""
+    return _fine("base", "sintel")
+
+
+@PRESETS.register("flow-sintel-h")
+def flow_sintel_h() -> Preset:
+    """DEQ-Flow-H fine-tuned for Sintel on a mixture of five sets, after Things."""
+    return _fine("huge", "sintel")
+
+
+@PRESETS.register("flow-kitti-b")
+def flow_kitti_b() -> Preset:
+    """DEQ-Flow-B fine-tuned for KITTI, after Sintel."""
+    return _fine("base", "kitti")
+
+
+@PRESETS.register("flow-kitti-h")
+def flow_kitti_h() -> Preset:
+    """DEQ-Flow-H fine-tuned for KITTI, after Sintel."""
+    return _fine("huge", "kitti")
+
+
+@PRESETS.register("flow-quick")
+def flow_quick() -> Preset:
+    """A small DEQ-Flow on warped photographs that come with scikit-image: minutes."""
+    deq = _PLAIN.with_options(f_max_iter=4, n_states=2, grad=1, eval_f_max_iter=12)
+    task = WarpTask(
+        net=FlowConfig(size="nano"),
+        deq=deq,
+        batch=4,
+        crop=(64, 96),
+        motion=Motion(shift=8.0, turn=0.03, zoom=0.03, wave=1.5),
+        colour=False,
+    )
+    return Preset(
+        task=task,
+        optim=Adam(lr=1e-3, weight_decay=1e-5, schedule=OneCycle(rise=0.1)),
+        steps=800,
+        clip=1.0,
+        log_every=20,
+        eval_every=200,
+    )
+
+
+@PRESETS.register("flow-smoke")
+def flow_smoke() -> Preset:
+    """A small DEQ-Flow on two warped photographs, for tests: seconds."""
+    deq = _PLAIN.with_options(f_max_iter=4, n_states=2, grad=1)
+    task = WarpTask(
+        net=FlowConfig(size="nano"),
+        deq=deq,
+        batch=2,
+        crop=(64, 72),
+        eval_pairs=2,
+        stereo=False,
+    )
+    return Preset(
+        task=task, optim=Adam(lr=1e-3), steps=4, clip=1.0, log_every=2, save_every=2, eval_every=4
+    )
+
+
+def _chairs(size: str) -> Preset:
+    task = StageTask(
+        net=FlowConfig(size=size),
+        deq=DENSE,
+        batch=12,
+        crop=(368, 496),
+        stage="chairs",
+        validate=("chairs", "kitti"),
+    )
+    return _published(task, lr=4e-4, steps=120_000, eval_every=20_000)
+
+
+def _things(size: str) -> Preset:
+    task = StageTask(
+        net=FlowConfig(size=size, all_grad=True, freeze_bn=True),
+        deq=SPARSE,
+        batch=6,
+        crop=(400, 720),
+        stage="things",
+        validate=("sintel_clean", "sintel_final", "kitti"),
+    )
+    return _published(task, lr=1.25e-4, steps=120_000, eval_every=5_000)
+
+
+def _fine(size: str, stage: str) -> Preset:
+    """Settings of the first release's fine-tuning; the second has none."""
+    to_sintel = stage == "sintel"
+    task = StageTask(
+        net=FlowConfig(size=size, all_grad=True, freeze_bn=True),
+        deq=DENSE.with_options(grad=3 if to_sintel else 1, gamma=0.9),
+        batch=6,
+        crop=(368, 768) if to_sintel else (288, 960),
+        stage="sintel" if to_sintel else "kitti",
+        validate=("sintel_clean", "sintel_final", "kitti") if to_sintel else ("kitti",),
+    )
+    lr, steps = (1.25e-4, 120_000) if to_sintel else (1e-4, 50_000)
+    return _published(task, lr=lr, steps=steps, eval_every=5_000)
+
+
+def _published(task: StageTask, lr: float, steps: int, eval_every: int) -> Preset:
+    return Preset(
+        task=task,
+        optim=Adam(lr=lr, weight_decay=1e-4, schedule=LinearOneCycle()),
+        steps=steps,
+        clip=1.0,
+        seed=1234,
+        log_every=100,
+        eval_every=eval_every,
+        save_every=5_000,
+    )
+
+
+def _sintel(value: float, which: str) -> Target:
+    return Target("sintel_clean_aepe", value, f"paper, Tab. deq-flow, {which}")

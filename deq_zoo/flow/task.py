@@ -1,0 +1,235 @@
+"""Optical flow: the tasks that DEQ-Flow is trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from deq_zoo.errors import ZooError
+from deq_zoo.flow.augment import Augment, Pair
+from deq_zoo.flow.colours import Example, gallery
+from deq_zoo.flow.convert import from_authors
+from deq_zoo.flow.data import JUDGES, Mixture, Stage, held_out, in_batches, training_data
+from deq_zoo.flow.datasets import FlowSet
+from deq_zoo.flow.loss import sequence_loss, training_metrics
+from deq_zoo.flow.metrics import FlowScores
+from deq_zoo.flow.model import DEQFlow, FlowConfig
+from deq_zoo.flow.predict import predict_files
+from deq_zoo.flow.warps import Motion, draw_pair, motorcycle
+from deq_zoo.record import SolverRecord
+from deq_zoo.task import (
+    Evaluation,
+    Loss,
+    Picture,
+    Score,
+    Shard,
+    Task,
+    batch_indices,
+    generator,
+    steps_in_epoch,
+)
+from torchdeq import DEQConfig
+from torchdeq.registry import suggest
+
+Batch = tuple[Tensor, Tensor, Tensor, Tensor]
+_PAIRS = 1000  # of warps, which have no end, in one epoch
+
+
+@dataclass(frozen=True)
+class FlowTask(Task):
+    """What training on warps and on data sets share; see the subclasses.
+
+    Args:
+        net: the shape of the network.
+        deq: options of the equilibrium.
+        batch: pairs per step.
+        eval_batch: pairs per step of evaluation, if of one size.
+        crop: height and width of training pairs.
+        data_dir: folder with the data sets' folders.
+        start_from: run folder or checkpoint whose weights to start from.
+    """
+
+    score: ClassVar[Score] = Score("aepe", "px", higher_is_better=False)
+
+    net: FlowConfig = field(default_factory=FlowConfig)
+    deq: DEQConfig = field(default_factory=DEQConfig)
+    batch: int = 6
+    eval_batch: int = 1
+    crop: tuple[int, int] = (368, 496)
+    data_dir: str | None = None
+    start_from: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "eval_batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if min(self.crop) < 64 or any(side % 8 for side in self.crop):
+            raise ValueError(f"crop takes two multiples of 8 from 64 on, got {self.crop}")
+        if self.deq.jac_loss_weight:
+            raise ValueError("DEQ-Flow is trained without a Jacobian loss: drop jac_loss_weight")
+
+    def build(self) -> nn.Module:
+        model = DEQFlow(self.net, self.deq)
+        if self.start_from is not None:
+            from deq_zoo.evaluate import load_weights, open_model
+
+            earlier, _ = open_model(Path(self.start_from))
+            load_weights(model, earlier.state_dict(), self.start_from)
+        return model
+
+    def judges(self) -> dict[str, Sequence[Pair] | FlowSet]:
+        """Held-out pairs by the name of their set, the one to choose by first."""
+        raise NotImplementedError
+
+    def loss(self, model: nn.Module, batch: Batch, carry: Any) -> Loss:
+        image1, image2, truth, valid = batch
+        flows, _, stats = model(image1, image2)
+        value = sequence_loss(flows, truth, valid, self.deq.gamma)
+        return Loss(value, training_metrics(flows[-1], truth, valid), stats)
+
+    def evaluate(self, model: nn.Module, device: torch.device, thorough: bool) -> Evaluation:
+        record, metrics = SolverRecord(), dict[str, float]()
+        for name, pairs in self.judges().items():
+            scores = FlowScores()
+            sparse = isinstance(pairs, FlowSet) and pairs.sparse
+            for batch in in_batches(pairs, self.eval_batch):
+                image1, image2, truth, valid = (t.to(device) for t in collate(batch))
+                call = {"pad": "bottom" if sparse else "both"}
+                if thorough and not record.samples:  # of one pair: it costs a hundred products
+                    _, _, stats = model(image1[:1], image2[:1], **call, sradius_mode=True)
+                    record.radii += stats["sradius"].tolist()
+                flows, _, stats = model(image1, image2, **call)
+                record.add(stats)
+                for flow, true, known in zip(flows[-1], truth, valid, strict=True):
+                    scores.add(flow, true, known)
+            found = scores.summary(name, sparse)
+            metrics.setdefault("aepe", found[f"{name}_aepe"])
+            metrics |= found
+        return Evaluation(metrics, record)
+
+    def pictures(self, model: nn.Module, device: torch.device) -> list[Picture]:
+        examples: list[Example] = []
+        for name, pairs in self.judges().items():
+            for k in range(min(len(pairs), 3 if not examples else 1)):
+                pair = pairs[k]
+                with torch.no_grad():
+                    flows, _, _ = model(*(t[None].to(device) for t in pair[:2]))
+                flow = flows[-1][0].float().cpu()
+                examples.append(Example(f"{name} {k}", *pair[:2], flow, *pair[2:]))
+        return [gallery(examples)]
+
+    def convert(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return from_authors(state)
+
+    def predict(
+        self, model: nn.Module, files: Sequence[Path], out: Path | None, device: torch.device
+    ) -> list[str]:
+        assert isinstance(model, DEQFlow)
+        return list(predict_files(model, files, out or Path("flows"), device))
+
+
+@dataclass(frozen=True)
+class WarpTask(FlowTask):
+    """Photographs under random smooth motion, made as they are needed.
+
+    Judged by warps of photographs that training never sees; a stereo pair with true disparity is
+    reported beside.
+
+    Args: see :class:`FlowTask`, and
+        motion: how flows are drawn.
+        eval_pairs: held-out warps.
+        stereo: whether to report on the stereo pair too, at half its size.
+        colour: whether colours change from frame to frame and pair to pair.
+    """
+
+    batch: int = 8
+    eval_batch: int = 8
+    crop: tuple[int, int] = (128, 128)
+    motion: Motion = field(default_factory=Motion)
+    eval_pairs: int = 24
+    stereo: bool = True
+    colour: bool = True
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return steps_in_epoch(_PAIRS, self.batch)
+
+    def train_batch(self, step: int, seed: int, shard: Shard) -> Batch:
+        augment = Augment(self.crop, flips=False, erase=0.0, colour=self.colour)
+        pairs = []
+        for k in range(self.batch)[shard.rank :: shard.world]:
+            pair = draw_pair("train", step * self.batch + k, self.crop, self.motion, seed)
+            pairs.append(augment.recolour(pair, generator("colour", seed, step, k)))
+        return collate(pairs)
+
+    @cached_property
+    def _judges(self) -> dict[str, Sequence[Pair] | FlowSet]:
+        pairs = [draw_pair("test", k, self.crop, self.motion) for k in range(self.eval_pairs)]
+        found: dict[str, Sequence[Pair] | FlowSet] = {"warps": pairs}
+        return found | {"motorcycle": [motorcycle(half=True)]} if self.stereo else found
+
+    def judges(self) -> dict[str, Sequence[Pair] | FlowSet]:
+        return self._judges
+
+
+@dataclass(frozen=True)
+class StageTask(FlowTask):
+    """A stage of the published training, on data from disk.
+
+    Args: see :class:`FlowTask`, and
+        stage: which mixture of sets, and their augmentation.
+        validate: sets to judge by, the one to choose by first: chairs, sintel_clean, sintel_final,
+            kitti, middlebury.
+    """
+
+    stage: Stage = "chairs"
+    validate: tuple[str, ...] = ("chairs",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.validate:
+            if name not in JUDGES:
+                raise ValueError(f"unknown set {name!r} to validate on{suggest(name, JUDGES)}")
+        if not self.validate:
+            raise ValueError(f"validate needs a set to judge by: any of {', '.join(JUDGES)}")
+
+    @cached_property
+    def train_set(self) -> Mixture:
+        """All pairs of the stage."""
+        return training_data(self.stage, self.data_dir, self.crop)
+
+    @cached_property
+    def _judges(self) -> dict[str, Sequence[Pair] | FlowSet]:
+        return {name: held_out(name, self.data_dir) for name in self.validate}
+
+    def judges(self) -> dict[str, Sequence[Pair] | FlowSet]:
+        return self._judges
+
+    @property
+    def steps_per_epoch(self) -> int:
+        assert self.judges()  # what is missing is told before training
+        return steps_in_epoch(len(self.train_set), self.batch, drop_last=True)
+
+    def train_batch(self, step: int, seed: int, shard: Shard) -> Batch:
+        data = self.train_set
+        if len(data) < self.batch:
+            raise ZooError(f"a batch of {self.batch} needs as many pairs, there are {len(data)}")
+        chosen = batch_indices(len(data), self.batch, step, seed, drop_last=True).tolist()
+        return collate(
+            [
+                data.draw(chosen[k], generator("augment", seed, step, k))
+                for k in range(self.batch)[shard.rank :: shard.world]
+            ]
+        )
+
+
+def collate(pairs: Sequence[Pair]) -> Batch:
+    """Pairs of one size as a batch; images stay bytes."""
+    image1, image2, flow, valid = (torch.stack(each) for each in zip(*pairs, strict=True))
+    return image1, image2, flow, valid

@@ -1,0 +1,161 @@
+"""Flow along a video: every solve starts from the last one's state, moved to where it belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from deq_zoo.errors import DataError, ZooError
+from deq_zoo.flow.layers import Injection, pixel_grid
+from deq_zoo.flow.model import STRIDE, DEQFlow, Side, State
+from torchdeq import StopRule, solve
+from torchdeq.solver import FixedPointIter
+
+# The flow must settle, the hidden state need not: a power of two, so that nothing is rounded.
+_HID_WEIGHT = 2.0**-6
+_ROWS = 1 << 22  # distances held at a time
+
+
+def carried(state: State) -> State:
+    """A state as the next pair of a video should start from it.
+
+    Every place of the grid moves on by its flow. A place of the new grid takes flow and hidden
+    state of the nearest one that arrived inside the image; if none did, all start at zero.
+    """
+    flow = state.flow
+    N, _, h, w = flow.shape
+    grid = pixel_grid(flow)
+    ends = (grid + flow).flatten(2).mT  # (N, hw, 2)
+    inside = ((ends > 0) & (ends < ends.new_tensor([w, h]))).all(-1)  # False for NaN
+    places = grid.flatten(2).mT.expand(N, -1, -1)
+    source = _nearest(places, torch.where(inside[..., None], ends, torch.inf))
+    any_inside = inside.any(1)[:, None, None, None]
+    moved = (each.flatten(2).gather(2, source[:, None].expand(-1, each.shape[1], -1))
+             .view(each.shape) for each in state)  # fmt: skip
+    return State(*(torch.where(any_inside, each, 0) for each in moved))
+
+
+def _nearest(places: Tensor, points: Tensor) -> Tensor:
+    """(N, n): for each place (N, n, 2) the index of the nearest of the points (N, m, 2)."""
+    rows = max(1, _ROWS // points.shape[1])
+    found = []
+    for part in places.split(rows, dim=1):
+        gap = part[:, :, None] - points[:, None]
+        found.append(gap.square().sum(-1).argmin(-1))
+    return torch.cat(found, dim=1)
+
+
+class Frame(NamedTuple):
+    """What is known after a frame.
+
+    Args:
+        flow: (N, 2, H, W) from the frame before to this one, in pixels.
+        nfe: evaluations of f.
+        reused: whether the solve started from the pair before.
+    """
+
+    flow: Tensor
+    nfe: int
+    reused: bool
+
+
+class FlowStream:
+    """Flow from each frame of a video to the next, with the state carried along.
+
+    Plain iteration stops when the root mean square change of the flow over the grid is below
+    ``tolerance``, so that a good start saves evaluations. The tolerance is in pixels of the image
+    and does not depend on its size.
+
+    Args:
+        model: in evaluation mode.
+        tolerance: pixels.
+        max_iter: most evaluations for a pair.
+        reuse: whether to start from the pair before; False starts every solve at zero.
+        cut: mean change of grey levels, at an eighth of the size, that begins a new scene.
+        pad: see :meth:`DEQFlow.forward`.
+    """
+
+    def __init__(
+        self,
+        model: DEQFlow,
+        tolerance: float = 0.1,
+        max_iter: int = 60,
+        reuse: bool = True,
+        cut: float = 50.0,
+        pad: Side = "both",
+    ) -> None:
+        if tolerance < 0 or max_iter < 1:
+            raise ValueError(
+                f"tolerance must be >= 0 and max_iter >= 1, got {tolerance} and {max_iter}"
+            )
+        self.model, self.reuse, self.cut, self.pad = model, reuse, cut, pad
+        self.tolerance, self.max_iter = tolerance, max_iter
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the video, as at the beginning of a new one."""
+        self._last: Tensor | None = None
+        self._state: State | None = None
+
+    @torch.no_grad()
+    def push(self, frame: Tensor) -> Frame | None:
+        """Take in a frame (N, 3, H, W); None for the first."""
+        last, self._last = self._last, frame
+        if last is None or last.shape != frame.shape:
+            self._state = None
+            return None
+        if self._is_cut(last, frame):
+            self._state = None
+        reused = self.reuse and self._state is not None
+        z0 = carried(self._state) if reused else self.model.start(frame, self.pad)  # type: ignore[arg-type]
+        given = self.model.inject(last, frame, self.pad)
+        self._state, nfe = self.settle(z0, given)
+        rows, columns = self.model.box(frame, self.pad)
+        return Frame(self.model.decode(self._state)[..., rows, columns], nfe, reused)
+
+    def settle(self, z0: State, given: Injection) -> tuple[State, int]:
+        """Iterate from ``z0`` until the flow rests; also how many evaluations that took."""
+        block = self.model.update_block
+
+        def f(hid: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
+            hid, flow = block(hid / _HID_WEIGHT, flow, given)
+            return hid * _HID_WEIGHT, flow
+
+        places = z0.flow.shape[2] * z0.flow.shape[3]
+        tol = self.tolerance / STRIDE * places**0.5
+        stop = StopRule(self.max_iter, tol)
+        start = (z0.hid * _HID_WEIGHT, z0.flow)
+        found = solve(f, start, FixedPointIter(), stop, on_failure="ignore")
+        hid, flow = found.z
+        return State(hid / _HID_WEIGHT, flow), found.stats.nfe
+
+    def _is_cut(self, last: Tensor, frame: Tensor) -> bool:
+        a, b = (F.avg_pool2d(x.float(), STRIDE, ceil_mode=True) for x in (last, frame))
+        return bool((a - b).abs().mean() > self.cut)
+
+    def __call__(self, frames: Iterable[Tensor]) -> Iterator[Frame]:
+        """The flow from each frame to the next."""
+        for frame in frames:
+            found = self.push(frame)
+            if found is not None:
+                yield found
+
+
+def read_frames(path: str | Path) -> Generator[Tensor, None, None]:
+    """The frames (1, 3, H, W) of a video file, as bytes."""
+    try:
+        import av
+    except ModuleNotFoundError:
+        raise ZooError("videos are read with PyAV: pip install av") from None
+    try:
+        with av.open(str(path)) as file:
+            for frame in file.decode(video=0):
+                pixels = torch.from_numpy(frame.to_ndarray(format="rgb24"))
+                yield pixels.permute(2, 0, 1)[None].contiguous()
+    except (av.error.FFmpegError, IndexError) as error:
+        raise DataError(f"cannot read {path} as a video: {error}") from None

@@ -1,0 +1,208 @@
+r"""Pairs with an exact flow from photographs that come with scikit-image and scikit-learn.
+
+A smooth flow F is drawn, then both frames are read off a photograph P through a similarity A:
+
+.. math:: I_2(y) = P(A y), \qquad I_1(x) = P(A (x + F(x)))
+
+so that :math:`I_2(x + F(x)) = I_1(x)` at every pixel: no occlusion, no blending of the truth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from math import ceil, cos, log2, pi, sin
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from deq_zoo.errors import ZooError
+from deq_zoo.flow.augment import Pair
+from deq_zoo.flow.layers import pixel_grid
+from deq_zoo.task import generator
+
+TRAINING = ("astronaut", "rocket", "immunohistochemistry", "china", "camera", "gravel", "coins")
+HELD_OUT = ("coffee", "chelsea", "flower")
+
+
+@cache
+def photograph(name: str) -> Tensor:
+    """(3, H, W) of bytes; some are grey."""
+    if name in ("china", "flower"):
+        from sklearn.datasets import load_sample_image
+
+        array = load_sample_image(f"{name}.jpg")
+    else:
+        from skimage import data
+
+        array = getattr(data, name)()
+    pixels = torch.tensor(array)
+    return pixels.permute(2, 0, 1).contiguous() if pixels.dim() == 3 else pixels.expand(3, -1, -1)
+
+
+@dataclass(frozen=True)
+class Motion:
+    """How flows are drawn, in pixels of the frame.
+
+    Args:
+        shift: standard deviation of the mean flow, along each axis.
+        turn: of the rotation, in radians.
+        zoom: of the scale's logarithm.
+        wave: of smooth fields, at three scales together.
+    """
+
+    shift: float = 5.0
+    turn: float = 0.05
+    zoom: float = 0.05
+    wave: float = 2.0
+
+    def draw(self, height: int, width: int, rng: torch.Generator) -> Tensor:
+        """(2, height, width)."""
+        grid = pixel_grid(torch.empty(height, width))[0]
+        centre = torch.tensor([width - 1, height - 1])[:, None, None] / 2
+        a, b, u, v = torch.randn(4, generator=rng).tolist()
+        scale, angle = 2 ** (self.zoom * a), self.turn * b
+        turned = _turned(grid - centre, scale, angle)
+        flow = turned + centre - grid + self.shift * torch.tensor([u, v])[:, None, None]
+        for cells in (2, 4, 8):
+            noise = torch.randn(1, 2, cells + 3, cells + 3, generator=rng)
+            smooth = F.interpolate(noise, size=(2 * height, 2 * width), mode="bicubic")
+            top, left = height // 2, width // 2
+            flow = (
+                flow
+                + self.wave
+                / 3**0.5
+                * 2
+                / cells**0.5
+                * (smooth[0, :, top : top + height, left : left + width])
+            )
+        return flow
+
+
+def warped_pair(photo: Tensor, size: tuple[int, int], motion: Motion, rng: torch.Generator) -> Pair:
+    """A random pair of frames of ``size`` from a photograph (3, H, W) of bytes."""
+    height, width = size
+    flow = motion.draw(height, width, rng)
+    grid = pixel_grid(flow)[0]
+    a, b, c, d = torch.rand(4, generator=rng).tolist()
+    # Photo pixels per pixel of the frame: as a rule many, since a close look shows no texture.
+    reach = 0.8 * min(photo.shape[1] / height, photo.shape[2] / width)
+    scale, angle = max(0.5, reach) ** (0.4 + 0.6 * a), (b - 0.5) * pi / 3
+    halvings = max(0, ceil(log2(scale)))  # before sampling: points between pixels see few of them
+    photo, scale = F.avg_pool2d(photo.float(), 2**halvings), scale / 2**halvings
+    H, W = photo.shape[1:]
+    centre = torch.tensor([width - 1, height - 1])[:, None, None] / 2
+    margin = 0.5 * max(height, width) * scale
+    at = torch.tensor([_between(c, W, margin), _between(d, H, margin)])[:, None, None]
+
+    def view(p: Tensor) -> Tensor:
+        return sample(photo, _turned(p - centre, scale, angle) + at)
+
+    image1, image2 = view(grid + flow), view(grid)
+    return Pair(_bytes(image1), _bytes(image2), flow, unfolded(flow))
+
+
+def unfolded(flow: Tensor) -> Tensor:
+    """(H, W): where a flow (2, H, W) stays in the frame and does not fold it over."""
+    height, width = flow.shape[1:]
+    x, y = pixel_grid(flow)[0] + flow
+    inside = (x >= 0) & (x <= width - 1) & (y >= 0) & (y <= height - 1)
+    (u_y, u_x), (v_y, v_x) = (torch.gradient(each) for each in flow)
+    stays: Tensor = inside & ((1 + u_x) * (1 + v_y) - u_y * v_x > 0.2)
+    return stays
+
+
+def sample(image: Tensor, at: Tensor) -> Tensor:
+    """An image (C, H, W) at pixels (2, h, w), bilinear, its border repeated outside."""
+    H, W = image.shape[1:]
+    size = torch.tensor([W, H])[:, None, None]
+    where = ((2 * at + 1) / size - 1).permute(1, 2, 0)[None]
+    found = F.grid_sample(
+        image[None].float(), where, padding_mode="reflection", align_corners=False
+    )
+    pixels: Tensor = found[0]
+    return pixels
+
+
+def draw_pair(split: str, index: int, size: tuple[int, int], motion: Motion, seed: int = 0) -> Pair:
+    """Pair ``index`` of the training or of the held-out photographs: the same every time."""
+    names = TRAINING if split == "train" else HELD_OUT
+    rng = generator("warp", split, seed, index)
+    return warped_pair(photograph(names[index % len(names)]), size, motion, rng)
+
+
+def motorcycle(half: bool = False) -> Pair:
+    """The stereo pair of scikit-image, with its true disparity as a flow to the left.
+
+    Args:
+        half: at half the size, where the largest flow is 30 pixels.
+    """
+    from skimage import data
+
+    left, right, disparity = data.stereo_motorcycle()  # type: ignore[no-untyped-call]
+    known = torch.tensor(disparity).isfinite()
+    d = torch.where(known, torch.tensor(disparity), 0).float()
+    flow = torch.stack((-d, torch.zeros_like(d)))
+    image1, image2 = (torch.tensor(each).permute(2, 0, 1) for each in (left, right))
+    pair = Pair(image1.contiguous(), image2.contiguous(), flow, known)
+    if not half:
+        return pair
+    rows, columns = (2 * (n // 2) for n in known.shape)
+    image1, image2 = (
+        F.avg_pool2d(each[None, :, :rows, :columns].float(), 2)[0] for each in pair[:2]
+    )
+    flow = pair.flow[:, :rows:2, :columns:2] / 2
+    return Pair(_bytes(image1), _bytes(image2), flow, known[:rows:2, :columns:2])
+
+
+def synthetic_video(
+    frames: int, size: tuple[int, int], name: str = "coffee", speed: float = 1.5, seed: int = 0
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Frames of a camera that moves smoothly over a photograph, and the flow between each two.
+
+    Frame k is :math:`P(A_k x)` with affine :math:`A_k`, so the flow is
+    :math:`A_{k+1}^{-1} A_k x - x`, exactly.
+    """
+    if frames < 2:
+        raise ZooError(f"a video needs two frames, got {frames}")
+    photo, rng = photograph(name), generator("video", name, seed)
+    height, width = size
+    phase = 2 * pi * torch.rand(4, generator=rng)
+    grid = pixel_grid(torch.empty(height, width))[0]
+    centre = torch.tensor([width - 1, height - 1])[:, None, None] / 2
+    middle = torch.tensor([photo.shape[2] - 1, photo.shape[1] - 1])[:, None, None] / 2
+
+    def pose(k: int) -> tuple[float, float, Tensor]:
+        t = k * speed / 20
+        scale = 0.8 * 2 ** (0.15 * sin(t + float(phase[0])))
+        angle = 0.15 * sin(0.7 * t + float(phase[1]))
+        drift = 20 * torch.tensor([sin(t + float(phase[2])), cos(0.8 * t + float(phase[3]))])
+        return scale, angle, drift[:, None, None]
+
+    def view(k: int) -> Tensor:
+        scale, angle, drift = pose(k)
+        return _bytes(sample(photo, _turned(grid - centre, scale, angle) + middle + drift))
+
+    flows = []
+    for k in range(frames - 1):
+        (s1, a1, d1), (s2, a2, d2) = pose(k), pose(k + 1)
+        there = _turned(_turned(grid - centre, s1, a1) + d1 - d2, 1 / s2, -a2)
+        flows.append(there + centre - grid)
+    return [view(k) for k in range(frames)], flows
+
+
+def _turned(p: Tensor, scale: float, angle: float) -> Tensor:
+    x, y = p
+    a, b = scale * cos(angle), scale * sin(angle)
+    return torch.stack((a * x - b * y, b * x + a * y))
+
+
+def _between(share: float, size: int, margin: float) -> float:
+    """A place that keeps its margin, or the middle where there is no room for one."""
+    room = size - 1 - 2 * margin
+    return margin + share * room if room > 0 else (size - 1) / 2
+
+
+def _bytes(image: Tensor) -> Tensor:
+    return image.round().clamp(0, 255).byte()

@@ -1,0 +1,159 @@
+"""States carried along a video, and evaluations that this saves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from deq_zoo.flow import DEQFlow, FlowConfig, State
+from deq_zoo.flow.video import FlowStream, carried, read_frames
+from tests.zoo.flow.golden import data
+
+
+class Towards(nn.Module):
+    """An f that halves the distance to a flow, hid to zero."""
+
+    def forward(self, hid: Tensor, flow: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+        return hid / 2, (flow + given) / 2
+
+
+class Knowing(DEQFlow):
+    """A model that knows the flow of a pair: the difference of the frames' means."""
+
+    def __init__(self) -> None:
+        super().__init__(FlowConfig(size="nano"))
+        self.update_block = Towards()  # type: ignore[assignment]
+
+    def inject(self, image1: Tensor, image2: Tensor, pad: Any = "both") -> Any:
+        step = (image2.float() - image1.float()).mean(dim=(1, 2, 3), keepdim=True)
+        return step.expand_as(self.start(image1).flow)
+
+
+def knowing() -> DEQFlow:
+    return Knowing().eval()
+
+
+def reference(state: State) -> tuple[Tensor, Tensor]:
+    """Nearest neighbours one by one."""
+    _, _, h, w = state.flow.shape
+    hid, flow = torch.zeros_like(state.hid), torch.zeros_like(state.flow)
+    for n in range(len(flow)):
+        ends = []
+        for y in range(h):
+            for x in range(w):
+                u, v = state.flow[n, :, y, x].tolist()
+                if 0 < x + u < w and 0 < y + v < h:
+                    ends.append((x + u, y + v, x, y))
+        for y in range(h):
+            for x in range(w):
+                *_, sx, sy = min(ends, key=lambda e: (e[0] - x) ** 2 + (e[1] - y) ** 2)
+                flow[n, :, y, x] = state.flow[n, :, sy, sx]
+                hid[n, :, y, x] = state.hid[n, :, sy, sx]
+    return hid, flow
+
+
+def test_a_carried_state_is_that_of_the_nearest_arrival() -> None:
+    state = State(torch.randn(2, 3, 6, 7).double(), 2 * torch.randn(2, 2, 6, 7).double())
+    found = carried(state)
+    assert_close(tuple(found), reference(state))
+
+
+def test_the_nearest_are_scipys() -> None:
+    interpolate = pytest.importorskip("scipy.interpolate")
+    flow = 1.5 * torch.randn(1, 2, 9, 11).double()
+    y, x = torch.meshgrid(torch.arange(9), torch.arange(11), indexing="ij")
+    at_x, at_y = x + flow[0, 0], y + flow[0, 1]
+    kept = (at_x > 0) & (at_x < 11) & (at_y > 0) & (at_y < 9)
+    want = [
+        interpolate.griddata(
+            (at_x[kept].numpy(), at_y[kept].numpy()),
+            each[kept].numpy(),
+            (x.numpy(), y.numpy()),
+            method="nearest",
+        )
+        for each in flow[0]
+    ]
+    found = carried(State(flow, flow)).flow[0]
+    assert_close(found, torch.stack([torch.tensor(each) for each in want]))
+
+
+def test_a_still_state_is_carried_as_it_is_where_it_can() -> None:
+    state = State(torch.randn(1, 4, 5, 5), torch.full((1, 2, 5, 5), 0.25))
+    found = carried(state)
+    assert torch.equal(found.hid, state.hid)
+    gone = carried(State(state.hid, torch.full((1, 2, 5, 5), 100.0)))
+    assert not gone.hid.any()
+    assert not gone.flow.any()
+
+
+def test_reuse_saves_evaluations_and_keeps_the_answer() -> None:
+    frames = [torch.full((1, 3, 64, 72), 2.0 * k) for k in range(5)]  # a steady flow of 2
+    model = knowing()
+    warm = list(FlowStream(model, tolerance=0.01)(frames))
+    cold = list(FlowStream(model, tolerance=0.01, reuse=False)(frames))
+    assert [found.reused for found in warm] == [False, True, True, True]
+    assert not any(found.reused for found in cold)
+    assert warm[0].nfe == cold[0].nfe > 8
+    assert all(found.nfe <= 2 for found in warm[1:])
+    for a, b in zip(warm, cold, strict=True):
+        assert_close(a.flow, b.flow, atol=0.02, rtol=0)
+
+
+def test_the_flow_is_carried_once() -> None:
+    model, seen = knowing(), []
+    stream = FlowStream(model, max_iter=1)
+    frames = [torch.full((1, 3, 64, 64), 100.0) + k for k in range(3)]
+    stream.push(frames[0])
+    stream.push(frames[1])
+    stream._state = State(torch.zeros(1, 32, 8, 8), torch.full((1, 2, 8, 8), 0.5))
+    settle = stream.settle
+    stream.settle = lambda z0, given: seen.append(z0) or settle(z0, given)  # type: ignore[method-assign,func-returns-value]
+    stream.push(frames[2])
+    assert_close(seen[0].flow, torch.full((1, 2, 8, 8), 0.5))
+
+
+def test_cuts_and_new_sizes_begin_anew() -> None:
+    stream = FlowStream(knowing(), max_iter=2)
+    dark, light = torch.zeros(1, 3, 64, 64), torch.full((1, 3, 64, 64), 255.0)
+    assert stream.push(dark) is None
+    first, second, cut = stream.push(dark), stream.push(dark), stream.push(light)
+    assert first is not None
+    assert second is not None
+    assert cut is not None
+    assert (first.reused, second.reused, cut.reused) == (False, True, False)
+    assert stream.push(torch.zeros(1, 3, 72, 64)) is None
+    stream.reset()
+    assert stream.push(dark) is None
+    with pytest.raises(ValueError, match="tolerance must be >= 0"):
+        FlowStream(knowing(), tolerance=-1)
+
+
+def test_the_tolerance_does_not_depend_on_the_size() -> None:
+    nfe = []
+    for width in (64, 256):
+        stream = FlowStream(knowing(), tolerance=0.02)
+        found = [stream.push(torch.full((1, 3, 64, width), 3.0 * k)) for k in range(2)][1]
+        assert found is not None
+        nfe.append(found.nfe)
+    assert nfe[0] == nfe[1]
+
+
+def test_golden_video_is_read() -> None:
+    pytest.importorskip("av")
+    frames = read_frames(data("video") / "bikes.mp4")
+    assert next(frames).shape == (1, 3, 272, 640)
+    frames.close()
+
+
+def test_what_is_no_video_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    from deq_zoo.errors import DataError
+
+    (tmp_path / "x.mp4").write_bytes(b"no video")
+    with pytest.raises(DataError, match="as a video"):
+        next(read_frames(tmp_path / "x.mp4"))
