@@ -70,7 +70,7 @@ def flow_kitti_h() -> Preset:
 
 @PRESETS.register("flow-quick")
 def flow_quick() -> Preset:
-    """A small DEQ-Flow on warped photographs that come with scikit-image: minutes."""
+    """A small DEQ-Flow on warped photographs that come with scikit-image: three minutes."""
     deq = _PLAIN.with_options(f_max_iter=4, n_states=2, grad=1, eval_f_max_iter=12)
     task = WarpTask(
         net=FlowConfig(size="nano"),
