@@ -17,6 +17,7 @@ from torchdeq.registry import Registry, suggest
 #: Where each family's presets are defined; imported when one of them is asked for.
 FAMILIES = {
     "diffusion": "deq_zoo.diffusion.presets",
+    "flow": "deq_zoo.flow.presets",
     "ignn": "deq_zoo.ignn.presets",
     "inr": "deq_zoo.inr.presets",
     "lm": "deq_zoo.lm.presets",

@@ -78,7 +78,7 @@ def read_png16(path: str | Path) -> Tensor:
     try:
         import av
     except ModuleNotFoundError:
-        raise ZooError("16-bit PNGs are read with PyAV: pip install av") from None
+        raise ZooError("16-bit PNGs are read with PyAV: pip install 'torchdeq[video]'") from None
     _bytes(path)
     try:
         with av.open(str(path)) as file:

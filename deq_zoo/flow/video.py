@@ -151,7 +151,7 @@ def read_frames(path: str | Path) -> Generator[Tensor, None, None]:
     try:
         import av
     except ModuleNotFoundError:
-        raise ZooError("videos are read with PyAV: pip install av") from None
+        raise ZooError("videos are read with PyAV: pip install 'torchdeq[video]'") from None
     try:
         with av.open(str(path)) as file:
             for frame in file.decode(video=0):

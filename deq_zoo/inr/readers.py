@@ -109,7 +109,7 @@ def read_video(path: Path, length: int = 0) -> Signal:
     try:
         import av
     except ImportError:
-        raise ZooError("videos are read by PyAV: pip install 'torchdeq[zoo]'") from None
+        raise ZooError("videos are read by PyAV: pip install 'torchdeq[video]'") from None
     try:
         with av.open(str(path)) as held:
             stream = held.streams.video[0]

@@ -74,7 +74,7 @@ def _write_video(path: Path, pixels: Tensor, rate: float) -> None:
         import av
     except ImportError:
         raise ZooError(
-            "mp4 is written by PyAV: pip install 'torchdeq[zoo]', or write a gif"
+            "mp4 is written by PyAV: pip install 'torchdeq[video]', or write a gif"
         ) from None
     height, width = pixels.shape[1:3]
     odd = ((0, 0), (0, height % 2), (0, width % 2), (0, 0))
