@@ -80,11 +80,18 @@ def test_one_step_of_ddpm(variance: str, clip: bool) -> None:
             assert error(chain.step(z, k, noise), expected) < 2e-5
 
 
-def test_float32_is_as_near_to_the_chain_as_rounding_allows() -> None:
-    made, unet = scheduler(exact=False), net(torch.float32)
-    z0 = drawn(2, 1, 8, 8, dtype=torch.float32)
-    expected = by_steps(unet, made, 50, z0)
-    found = solved(ParallelChain(unet, made, 50), z0, None, stop=StopRule(60, 1e-7, "rel"))
+@pytest.mark.parametrize("spacing", ["leading", "trailing", "linspace"])
+@pytest.mark.parametrize("kind", ["epsilon", "sample", "v_prediction"])
+@pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])
+def test_float32_is_as_near_to_the_chain_as_rounding_allows(
+    spacing: str, kind: str, eta: float
+) -> None:
+    made = scheduler(exact=False, timestep_spacing=spacing, prediction_type=kind)
+    unet, z0 = net(torch.float32), drawn(2, 1, 8, 8, dtype=torch.float32)
+    chain = ParallelChain(unet, made, 50, eta)
+    noise = chain.noise(z0, torch.Generator().manual_seed(1))
+    expected = by_steps(unet, made, 50, z0, eta, noise)
+    found = solved(chain, z0, noise, stop=StopRule(60, 1e-7, "rel"))
     assert float((found - expected).norm() / expected.norm()) < 1e-6
     assert error(found, expected) < 1e-5
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from deq_zoo.diffusion import Adjoint, ParallelChain, invert, parallel_sample
 from deq_zoo.diffusion.convert import to_ddpm
+from deq_zoo.diffusion.inversion import _Forward
 from tests.zoo.diffusion.nets import GOLDEN, error, golden, scheduler
 from torchdeq import Phantom, StopRule
 from torchdeq.solver import Anderson
@@ -93,15 +94,18 @@ def test_golden_exact_gradient(window: int) -> None:
     assert error(z0.grad[0], io["inv.exact_grad_xT"]) < 1e-4
 
 
-def test_golden_inversion() -> None:
+def test_golden_inversion(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the release's start: rows after the first stay at the encoded noise."""
     _, io, facts = golden()
     chain, encoded = chain_of("inv", "timestep"), io["inv.encoded"][-1:]
+    noises, states = list[Tensor](), list[Tensor]()
+    monkeypatch.setattr(chain, "check", lambda z, noise: noises.append(z.detach().clone()))
+    monkeypatch.setattr(_Forward, "_keep", lambda self, Z: states.append(Z.detach().clone()))
     found = invert(
         chain,
         io["inv.target"],
         method="phantom",
-        steps=6,
+        steps=7,  # the seventh solve sees the noise after six updates
         lr=0.005,
         start=encoded,
         states=encoded[:, None].expand(1, 10, -1, -1, -1),
@@ -111,7 +115,9 @@ def test_golden_inversion() -> None:
         phantom=Phantom(tau=0.1),
     )
     losses = torch.tensor(facts["inversion"]["losses"])
-    assert float(((found.history[:, 0] - losses) / losses).abs().max()) < 1e-2
+    assert float(((found.history[:6, 0] - losses) / losses).abs().max()) < 1e-2
+    assert error(states[0][0], io["inv.first_x_eq"][1:]) < 5e-3
+    assert error(noises[6][0], io["inv.final_xT"].squeeze(0)) < 5e-3
     assert float(found.sse) <= float(found.history.min())
 
 
