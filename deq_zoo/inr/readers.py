@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from deq_zoo.errors import DataError, ZooError
+from deq_zoo.images.files import open_image
 from deq_zoo.inr.signal import Kind, Signal
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".ppm")
@@ -52,34 +53,8 @@ def read_image(path: Path, channels: int = 3) -> Tensor:
     What is transparent shows white behind it. Grey of 16 bits is divided by 257; grey in floating
     point must lie from 0 to 1.
     """
-    from PIL import Image, ImageOps
-
-    try:
-        with Image.open(path) as image:
-            upright = _in_bytes(ImageOps.exif_transpose(image), path)
-            if upright.has_transparency_data:
-                over = upright.convert("RGBA")
-                upright = Image.alpha_composite(Image.new("RGBA", over.size, "white"), over)
-            pixels = np.array(upright.convert("RGB" if channels == 3 else "L"))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} cannot be read as an image: {error}") from None
+    pixels = np.array(open_image(path).convert("RGB" if channels == 3 else "L"))
     return torch.from_numpy(pixels).view(*pixels.shape[:2], channels)
-
-
-def _in_bytes(image: Any, path: Path) -> Any:
-    """A picture of more than 8 bits as one of 8, which Pillow's conversion would clip."""
-    from PIL import Image
-
-    if image.mode != "F" and not image.mode.startswith("I"):
-        return image
-    top = 1 if image.mode == "F" else 65535
-    held = np.array(image, dtype=np.float64)
-    if not (held.min() >= 0 and held.max() <= top):
-        raise DataError(
-            f"{path} holds numbers from {held.min():.4g} to {held.max():.4g}, expected 0 to {top}: "
-            "save it with 8 bits"
-        )
-    return Image.fromarray(np.rint(held * (255 / top)).astype(np.uint8))
 
 
 def read_wav(path: Path) -> Signal:

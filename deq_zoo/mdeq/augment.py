@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deq_zoo.mdeq.data import Channels
+from deq_zoo.images.labelled import Channels
 
 _ATTEMPTS = 10  # boxes drawn before the centre of the image is taken
 

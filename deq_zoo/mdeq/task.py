@@ -15,6 +15,10 @@ from torch.nn.functional import cross_entropy
 from torchmetrics.functional.classification import multiclass_accuracy
 
 from deq_zoo.errors import DataError
+from deq_zoo.images.cifar import CIFAR10_CHANNELS, CIFAR10_CLASSES, cifar10
+from deq_zoo.images.files import read_image
+from deq_zoo.images.labelled import IMAGENET_CHANNELS, Channels, ImageFolder, Images
+from deq_zoo.images.mnist import MNIST_CHANNELS, mnist_digits
 from deq_zoo.mdeq.augment import (
     center_crop,
     normalise,
@@ -23,18 +27,6 @@ from deq_zoo.mdeq.augment import (
     random_resized_crop,
     resize,
     resize_shorter,
-)
-from deq_zoo.mdeq.data import (
-    CIFAR10_CHANNELS,
-    CIFAR10_CLASSES,
-    IMAGENET_CHANNELS,
-    MNIST_CHANNELS,
-    Channels,
-    ImageFolder,
-    Images,
-    cifar10,
-    mnist_digits,
-    read_image,
 )
 from deq_zoo.mdeq.model import TINY, MDEQClassifier, MDEQConfig
 from deq_zoo.record import SolverRecord

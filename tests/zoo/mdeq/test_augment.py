@@ -9,8 +9,10 @@ from PIL import Image
 from torch import Tensor
 from torch.testing import assert_close
 
+from deq_zoo.images.cifar import CIFAR10_CHANNELS
+from deq_zoo.images.labelled import IMAGENET_CHANNELS
+from deq_zoo.images.mnist import MNIST_CHANNELS
 from deq_zoo.mdeq import augment
-from deq_zoo.mdeq.data import CIFAR10_CHANNELS, IMAGENET_CHANNELS, MNIST_CHANNELS
 
 
 def generator(seed: int = 0) -> torch.Generator:

