@@ -139,8 +139,8 @@ def _info(args: argparse.Namespace) -> None:
     from deq_zoo.values import paths
 
     preset = _with_changes(find_preset(args.name), args)
+    model = _try_to_build(preset)
     print((PRESETS[args.name].__doc__ or "").strip())
-    model = preset.task.build()
     count = sum(p.numel() for p in model.parameters())
     print(f"\n{type(model).__name__}: {count:,} parameters")
     if preset.target is not None:
@@ -169,7 +169,7 @@ def _train(args: argparse.Namespace) -> int:
     assert preset.task.steps_per_epoch  # opens the data: what is missing is told first
     accelerator = make_accelerator(preset, args.cpu)
     if not args.resume:
-        _try_to_build(preset)
+        preset.task.begin(_try_to_build(preset))
         run = start_run(out, args.name, preset, args.force, accelerator)
     result = train(
         run, preset, resume=args.resume, quiet=args.quiet, max_seconds=args.max_seconds,
@@ -189,7 +189,7 @@ def _train(args: argparse.Namespace) -> int:
     return 0
 
 
-def _try_to_build(preset: Preset) -> None:
+def _try_to_build(preset: Preset) -> Any:
     """Settings that do not fit together are told before a folder is made or replaced."""
     import torch
 
@@ -199,6 +199,7 @@ def _try_to_build(preset: Preset) -> None:
             preset.optim.make(p for p in model.parameters() if p.requires_grad)
         except (ValueError, TypeError, KeyError, RuntimeError) as error:
             raise ZooError(f"this preset cannot be built: {error}") from None
+    return model
 
 
 def _print_result(preset: Preset, metrics: dict[str, float], run: Any) -> None:
@@ -230,8 +231,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     changed = _with_changes(preset, args)
     if changed != preset:
         weights = model.state_dict()
-        _try_to_build(changed)
-        model = changed.task.build().to(device)
+        model = _try_to_build(changed).to(device)
         load_weights(model, weights, str(args.run))
     found = evaluate(changed.task, model, device, thorough=True)
     print(json.dumps({"metrics": dict(found.metrics), "solver": found.solver.summary()}, indent=1))
@@ -243,7 +243,7 @@ def _predict(args: argparse.Namespace) -> None:
     if missing:
         raise ZooError(f"no such file: {', '.join(missing)}")
     for line in preset.task.predict(model, args.files, args.out, device):
-        print(line)
+        print(line, flush=True)
 
 
 def _sample(args: argparse.Namespace) -> None:
@@ -284,6 +284,7 @@ def _convert(args: argparse.Namespace) -> None:
     if out.exists() and not args.force:
         raise ZooError(f"{out} exists already: choose another --out, or replace it with --force")
     preset = _with_changes(find_preset(args.preset), args)
+    _try_to_build(preset)
     count = convert_file(args.file, preset, args.preset, out)
     print(f"{count} tensors written to {out}")
 

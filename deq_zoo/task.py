@@ -106,6 +106,10 @@ class Task(ABC):
     def evaluate(self, model: nn.Module, device: torch.device, thorough: bool) -> Evaluation:
         """Judge a model in evaluation mode; ``thorough`` asks for spectral radii too."""
 
+    def begin(self, model: nn.Module) -> None:
+        """Called once, when a run begins, e.g. to start from weights of an earlier one."""
+        return
+
     def after_step(self, model: nn.Module) -> None:
         """Called after every update, e.g. to project weights."""
         return
@@ -125,8 +129,8 @@ class Task(ABC):
 
     def predict(
         self, model: nn.Module, files: Sequence[Path], out: Path | None, device: torch.device
-    ) -> list[str]:
-        """Apply the model to files; returns what to print, one line each."""
+    ) -> Iterable[str]:
+        """Apply the model to files; what it yields is printed at once, one line each."""
         raise ZooError(f"{type(self).__name__} has nothing to predict from files")
 
     def sampling(self) -> Any:

@@ -91,6 +91,7 @@ def train(
     if resume and run.last.exists():
         trainer.resume()
     else:
+        preset.task.begin(trainer.accelerator.unwrap_model(trainer.model))
         trainer.save(run.last)
     with interruptible() as signals, trainer.display(quiet) as display, trainer.open_board():
         return trainer.loop(signals, display, max_seconds)

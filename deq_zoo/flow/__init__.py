@@ -1,5 +1,6 @@
 """DEQ-Flow: optical flow as a fixed point (Bai et al., 2022)."""
 
+from deq_zoo.flow.consistency import consistent, warped
 from deq_zoo.flow.correlation import Correlation, correlate
 from deq_zoo.flow.model import SIZES, DEQFlow, FlowConfig, FlowOutput, State
 
@@ -10,5 +11,7 @@ __all__ = [
     "FlowConfig",
     "FlowOutput",
     "State",
+    "consistent",
     "correlate",
+    "warped",
 ]

@@ -14,7 +14,10 @@ from torch import Tensor
 
 
 class Pair(NamedTuple):
-    """Two frames (3, H, W) of bytes, the flow (2, H, W) between them and where it is known."""
+    """Two frames (3, H, W), the flow (2, H, W) between them and where it is known.
+
+    Frames are bytes, or floats from 0 to 255 if noise was added.
+    """
 
     image1: Tensor
     image2: Tensor
@@ -84,6 +87,15 @@ class Augment:
         left = int(torch.randint(-aside, width - w + 1 + aside, (), generator=rng))
         top, left = min(max(top, 0), height - h), min(max(left, 0), width - w)
         return Pair(*(each[..., top : top + h, left : left + w] for each in pair))
+
+
+def with_noise(pair: Pair, largest: float, rng: torch.Generator) -> Pair:
+    """Both frames, as floats from 0 to 255, under noise of one strength up to ``largest``."""
+    sigma = _uniform(0, largest, rng)
+    image1, image2 = (
+        (each + sigma * torch.randn(each.shape, generator=rng)).clamp(0, 255) for each in pair[:2]
+    )
+    return pair._replace(image1=image1, image2=image2)
 
 
 def resize_dense(pair: Pair, sx: float, sy: float) -> Pair:

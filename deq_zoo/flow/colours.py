@@ -10,6 +10,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from deq_zoo.flow.formats import known_flow
 from deq_zoo.report import to_png
 from deq_zoo.task import Picture
 
@@ -35,12 +36,12 @@ def flow_to_colour(flow: Tensor, largest: float | None = None) -> Tensor:
     """A flow (2, H, W) as an image (3, H, W) of bytes: hue is direction, saturation is length.
 
     Args:
-        flow: NaN and infinities are black.
+        flow: NaN, infinities and Middlebury's mark of an unknown flow are black.
         largest: length that gets full saturation; longer flows are dark. By default the longest.
     """
     if flow.dim() != 3 or flow.shape[0] != 2:
         raise ValueError(f"a flow is (2, height, width), got {tuple(flow.shape)}")
-    known = flow.isfinite().all(0)
+    known = known_flow(flow)
     u, v = torch.where(known, flow, 0).double().cpu()
     length = (u.square() + v.square()).sqrt()
     most = float(length.max()) if largest is None and length.numel() else largest or 0.0

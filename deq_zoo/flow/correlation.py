@@ -21,9 +21,10 @@ from torchdeq import mem_gc
 LEVELS, RADIUS = 4, 4
 PLANES = LEVELS * (2 * RADIUS + 1) ** 2
 SMALLEST = 2 ** (LEVELS - 1)  # sides of a grid whose coarsest level has one place
-Storage = Literal["volume", "on_demand"]
+Storage = Literal["auto", "volume", "on_demand"]
 
 _ROWS = 1 << 20  # correlations held at a time, on demand
+_LARGEST = 1 << 28  # that ``auto`` keeps: 1 GiB in single precision, four pairs of Sintel
 
 
 class Correlation(NamedTuple):
@@ -85,14 +86,15 @@ def _axis(c: Tensor, wide: Tensor, size: Tensor) -> tuple[Tensor, Tensor, Tensor
     return at.clamp_min(0).minimum(last), (1 - part) * inside[..., :-1], part * inside[..., 1:]
 
 
-def correlate(fmap1: Tensor, fmap2: Tensor, storage: Storage = "volume") -> Correlation:
+def correlate(fmap1: Tensor, fmap2: Tensor, storage: Storage = "auto") -> Correlation:
     """Correlations of two feature maps (N, D, h, w).
 
     Args:
         fmap1: features to look from.
         fmap2: features to look at.
         storage: ``volume`` computes all correlations once and keeps (hw)² · 4/3 numbers of each
-            pair; ``on_demand`` computes them at every lookup, some rows at a time, and keeps none.
+            pair; ``on_demand`` computes them at every lookup, some rows at a time, and keeps none;
+            ``auto`` keeps a volume of up to 1 GiB.
     """
     h, w = fmap1.shape[2:]
     if min(h, w) < SMALLEST:
@@ -109,5 +111,7 @@ def correlate(fmap1: Tensor, fmap2: Tensor, storage: Storage = "volume") -> Corr
         area = sizes.prod(0)
         keys = torch.cat([level.flatten(2) for level in levels], dim=2)
         query = fmap1.to(exact).flatten(2).mT / fmap1.shape[1] ** 0.5
-        volume = query @ keys if storage == "volume" else None
+        small = len(query) * query.shape[1] * keys.shape[2] <= _LARGEST
+        keep = storage == "volume" or (storage == "auto" and small)
+        volume = query @ keys if keep else None
     return Correlation(query, keys, volume, torch.stack((area.cumsum(0) - area, *sizes)))

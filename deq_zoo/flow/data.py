@@ -13,6 +13,7 @@ from deq_zoo.errors import DataError
 from deq_zoo.flow import datasets
 from deq_zoo.flow.augment import Augment, Pair
 from deq_zoo.flow.datasets import FlowSet
+from deq_zoo.flow.formats import plausible
 
 Stage = Literal["chairs", "things", "sintel", "kitti"]
 
@@ -49,7 +50,9 @@ class Mixture:
         for part in self.parts:
             size = len(part.pairs) * part.repeat
             if index < size:
-                return part.augment(part.pairs[index % len(part.pairs)], rng)
+                pair = part.pairs[index % len(part.pairs)]
+                known = pair.valid & plausible(pair.flow)
+                return part.augment(pair._replace(valid=known), rng)
             index -= size
         raise IndexError(index)
 
@@ -80,6 +83,8 @@ def training_data(stage: Stage, data_dir: str | None, crop: tuple[int, int]) -> 
 #: What a model can be judged on, from disk.
 JUDGES: dict[str, Callable[[Callable[[str], Path]], FlowSet]] = {
     "chairs": lambda at: datasets.chairs(at("chairs"), "val"),
+    "things_clean": lambda at: datasets.things(at("things"), ("clean",), "TEST"),
+    "things_final": lambda at: datasets.things(at("things"), ("final",), "TEST"),
     "sintel_clean": lambda at: datasets.sintel(at("sintel"), rendering="clean"),
     "sintel_final": lambda at: datasets.sintel(at("sintel"), rendering="final"),
     "kitti": lambda at: datasets.kitti(at("kitti")),

@@ -5,9 +5,10 @@ A set is a list of files; they are opened one pair at a time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ import torch
 from deq_zoo.errors import DataError
 from deq_zoo.flow.augment import Pair
 from deq_zoo.flow.chairs_split import PAIRS, VALIDATION
-from deq_zoo.flow.formats import plausible, read_flow, read_image
+from deq_zoo.flow.formats import read_flow, read_image
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Files:
                 f"{self.image1}, {self.image2} and {self.flow} differ in size: "
                 f"{[tuple(t.shape[1:]) for t in (image1, image2, flow)]}"
             )
-        return Pair(image1, image2, flow, known & plausible(flow))
+        return Pair(image1, image2, flow, known)
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,17 @@ class FlowSet:
         name: of the set.
         files: of every pair.
         sparse: whether the truth is KITTI's kind, known here and there.
+        masked: whether its error is usually told without extreme flows too.
     """
 
     name: str
     files: tuple[Files, ...]
     sparse: bool = False
+    masked: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.files:
+            raise DataError(f"no pair of {self.name} was found: its folders hold too few frames")
 
     def __len__(self) -> int:
         return len(self.files)
@@ -105,28 +112,31 @@ def _chairs_validation(folder: Path, count: int) -> frozenset[int]:
     return VALIDATION
 
 
-def things(root: str | Path, passes: Sequence[str] = ("clean", "final")) -> FlowSet:
-    """FlyingThings3D's training pairs, forward and backward in time, left camera."""
+def things(
+    root: str | Path, passes: Sequence[str] = ("clean", "final"), split: str = "TRAIN"
+) -> FlowSet:
+    """FlyingThings3D: pairs forward and backward in time, left camera, of ``TRAIN`` or ``TEST``."""
     root = Path(root)
+    _known(split, ("TRAIN", "TEST"))
     files = []
     for each in passes:
-        frames = root / f"frames_{each}pass" / "TRAIN"
+        frames = root / f"frames_{_known(each, ('clean', 'final'))}pass" / split
         for scene in _folders(frames, "*/*"):
             images = sorted((scene / "left").glob("*.png"))
             for way in ("into_future", "into_past"):
                 name = f"{scene.parent.name}/{scene.name}"
-                flows = sorted(
-                    (root / "optical_flow" / "TRAIN" / name / way / "left").glob("*.pfm")
-                )
-                if len(flows) != len(images):
+                flows = sorted((root / "optical_flow" / split / name / way / "left").glob("*.pfm"))
+                lone = {*map(_number, images)} ^ {*map(_number, flows)}
+                if lone:
                     raise DataError(
-                        f"{scene} has {len(images)} frames and {len(flows)} flows {way}: "
-                        "FlyingThings3D is incomplete"
+                        f"{scene} has {len(images)} frames and {len(flows)} flows {way}, and "
+                        f"number {min(lone)} of one alone: FlyingThings3D is incomplete"
                     )
+                _check_gaps(images)
                 for k in range(len(flows) - 1):
                     a, b = (k, k + 1) if way == "into_future" else (k + 1, k)
                     files.append(Files(images[a], images[b], flows[a], name))
-    return FlowSet("things", tuple(files))
+    return FlowSet("things", tuple(files), masked=True)
 
 
 def sintel(root: str | Path, split: str = "training", rendering: str = "clean") -> FlowSet:
@@ -137,10 +147,11 @@ def sintel(root: str | Path, split: str = "training", rendering: str = "clean") 
     files = []
     for scene in _folders(frames, "*"):
         images = sorted(scene.glob("*.png"))
+        _check_gaps(images)
         for a, b in pairwise(images):
             flow = root / split / "flow" / scene.name / f"{a.stem}.flo"
             files.append(Files(a, b, flow if split == "training" else None, scene.name))
-    return FlowSet(f"sintel_{rendering}", tuple(files))
+    return FlowSet(f"sintel_{rendering}", _there(files))
 
 
 def kitti(root: str | Path, split: str = "training") -> FlowSet:
@@ -155,7 +166,7 @@ def kitti(root: str | Path, split: str = "training") -> FlowSet:
               truth / a.name if split == "training" else None, a.stem)
         for a in first
     ]  # fmt: skip
-    return FlowSet("kitti", tuple(files), sparse=True)
+    return FlowSet("kitti", _there(files), sparse=True)
 
 
 def hd1k(root: str | Path) -> FlowSet:
@@ -163,24 +174,30 @@ def hd1k(root: str | Path) -> FlowSet:
     frames = Path(root) / "hd1k_input" / "image_2"
     truth = Path(root) / "hd1k_flow_gt" / "flow_occ"
     files = []
-    for a, b in pairwise(sorted(frames.glob("*.png"))):
-        scene = a.name.partition("_")[0]
-        if b.name.partition("_")[0] == scene:
-            files.append(Files(a, b, truth / a.name, scene))
+    for scene, group in groupby(sorted(frames.glob("*.png")), lambda p: p.name.partition("_")[0]):
+        images = list(group)
+        apart = _gaps(images)  # where a recording pauses, two frames make no pair
+        files += [Files(a, b, truth / a.name, scene) for a, b in pairwise(images) if a not in apart]
     if not files:
         raise DataError(f"{frames} should hold HD1K's frames, as 000000_0010.png")
-    return FlowSet("hd1k", tuple(files), sparse=True)
+    return FlowSet("hd1k", _there(files), sparse=True)
 
 
 def middlebury(root: str | Path) -> FlowSet:
-    """Middlebury's pairs with public truth: ``SCENE/frame10.png, frame11.png, flow10.flo``."""
-    files = [
-        Files(flow.with_name("frame10.png"), flow.with_name("frame11.png"), flow, flow.parent.name)
-        for flow in sorted(Path(root).glob("*/flow10.flo"))
-    ]
+    """Middlebury's pairs with public truth, ``SCENE/frame10.png, frame11.png, flow10.flo``.
+
+    Frames and flows are two archives, ``other-data`` and ``other-gt-flow``; merged or not.
+    """
+    root = Path(root)
+    apart = (root / "other-gt-flow").is_dir()
+    flows, frames = (root / "other-gt-flow", root / "other-data") if apart else (root, root)
+    files = []
+    for flow in sorted(flows.glob("*/flow10.flo")):
+        folder = frames / flow.parent.name
+        files.append(Files(folder / "frame10.png", folder / "frame11.png", flow, folder.name))
     if not files:
         raise DataError(f"{root} should hold folders of Middlebury with frame10.png and flow10.flo")
-    return FlowSet("middlebury", tuple(files))
+    return FlowSet("middlebury", _there(files))
 
 
 def _existing(*places: Path) -> Path:
@@ -195,6 +212,39 @@ def _folders(root: Path, pattern: str) -> list[Path]:
     if not found:
         raise DataError(f"{root} should hold a folder for each scene, but has none")
     return found
+
+
+def _there(files: list[Files]) -> tuple[Files, ...]:
+    """The files, all of which exist: what is missing is told before training, not within."""
+    for pair in files:
+        for path in (pair.image1, pair.image2, pair.flow):
+            if path is not None and not path.exists():
+                raise DataError(f"{path} is missing: unpack the archives of this set once more")
+    return tuple(files)
+
+
+def _number(path: Path) -> int:
+    """Of a frame: 6 of ``frame_0006`` and of ``OpticalFlowIntoFuture_0006_L``."""
+    digits = re.findall(r"\d+", path.stem)
+    if not digits:
+        raise DataError(f"{path} should have the number of its frame in its name")
+    return int(digits[-1])
+
+
+def _gaps(images: list[Path], least: int | None = None) -> set[Path]:
+    """Frames of a scene whose next one is too far away for a flow to lead there.
+
+    Numbers that others are apart, at the ``least``, are found if they are not known.
+    """
+    steps = {a: _number(b) - _number(a) for a, b in pairwise(images)}
+    near = least or min(steps.values(), default=1)
+    return {a for a, step in steps.items() if step > near}
+
+
+def _check_gaps(images: list[Path]) -> None:
+    gaps = _gaps(images, least=1)
+    if gaps:
+        raise DataError(f"the frame after {min(gaps)} is missing: unpack the archives once more")
 
 
 def _known(value: str, options: tuple[str, ...]) -> str:

@@ -6,16 +6,19 @@ A flow is (2, H, W) in single precision, x first; a mask (H, W) says where it is
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from deq_zoo.errors import DataError, ZooError
+from deq_zoo.images.files import open_image
+from deq_zoo.run import write_atomically
 
 _MAGIC = 202021.25  # the bytes "PIEH"
 _UNKNOWN = 1e9  # Middlebury's mark of a pixel without flow is larger
@@ -40,7 +43,7 @@ def write_flo(path: str | Path, flow: Tensor) -> None:
     _check_flow(flow)
     rows = flow.detach().permute(1, 2, 0).float().cpu().contiguous().numpy().astype("<f4")
     head = struct.pack("<fii", _MAGIC, flow.shape[2], flow.shape[1])
-    Path(path).write_bytes(head + rows.tobytes())
+    write_atomically(Path(path), head + rows.tobytes())
 
 
 def read_pfm(path: str | Path) -> Tensor:
@@ -51,6 +54,8 @@ def read_pfm(path: str | Path) -> Tensor:
     try:
         channels = {b"PF": 3, b"Pf": 1}[head.strip()]
         width, height = map(int, size.split())
+        if width < 1 or height < 1:
+            raise ValueError(f"its size is {width} x {height}")
         order = "<f4" if float(scale) < 0 else ">f4"
         rows = np.frombuffer(rest, order, width * height * channels)
     except (KeyError, ValueError) as error:
@@ -65,10 +70,16 @@ def read_kitti(path: str | Path) -> tuple[Tensor, Tensor]:
 
 
 def write_kitti(path: str | Path, flow: Tensor, valid: Tensor | None = None) -> None:
-    """Write a flow (2, H, W) for KITTI: 64 steps per pixel, up to 512 pixels."""
+    """Write a flow (2, H, W) for KITTI: 64 steps per pixel, up to 512 pixels.
+
+    What is not finite is marked as unknown.
+    """
     _check_flow(flow)
-    code = (_STEPS * flow.detach().double().cpu() + _ZERO).round().clamp(0, 2**16 - 1)
-    known = torch.ones(flow.shape[1:]) if valid is None else valid.cpu()
+    flow = flow.detach().double().cpu()
+    known = flow.isfinite().all(0)
+    if valid is not None:
+        known &= valid.cpu() > 0
+    code = (_STEPS * flow.nan_to_num() + _ZERO).round().clamp(0, 2**16 - 1)
     pixels = torch.cat((code, known.to(code)[None])).permute(1, 2, 0)
     _write_png16(Path(path), pixels.numpy().astype(np.uint16))
 
@@ -104,8 +115,9 @@ def _write_png16(path: Path, pixels: np.ndarray) -> None:
 
     head = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
     body = zlib.compress(lines.tobytes(), 6)
-    path.write_bytes(
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+    write_atomically(
+        path,
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b""),
     )
 
 
@@ -119,8 +131,13 @@ def read_flow(path: str | Path) -> tuple[Tensor, Tensor]:
     flow = read_flo(path) if suffix == ".flo" else read_pfm(path)[:2]
     if len(flow) != 2:
         raise DataError(f"{path} has one channel, but a flow has two: is it a disparity?")
-    known = flow.abs().amax(0) < _UNKNOWN  # False for NaN
+    known = known_flow(flow)
     return torch.where(known, flow, 0), known
+
+
+def known_flow(flow: Tensor) -> Tensor:
+    """(H, W): where a flow (2, H, W) is a number, and not Middlebury's mark of none."""
+    return flow.abs().amax(0) < _UNKNOWN  # False for NaN
 
 
 def plausible(flow: Tensor) -> Tensor:
@@ -129,18 +146,16 @@ def plausible(flow: Tensor) -> Tensor:
 
 
 def read_image(path: str | Path) -> Tensor:
-    """A picture as (3, H, W), whatever its colours were."""
-    try:
-        with Image.open(path) as image:
-            array = np.array(ImageOps.exif_transpose(image).convert("RGB"))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # Pillow's
-        raise DataError(f"cannot read {path}: {error}") from error
-    return _first(array)
+    """A picture as (3, H, W), whatever its colours were; transparency is dropped."""
+    return _first(np.array(open_image(path, on_white=False).convert("RGB")))
 
 
 def write_image(path: str | Path, image: Tensor) -> None:
     """Write a picture (3, H, W) of bytes."""
-    Image.fromarray(image.permute(1, 2, 0).cpu().numpy()).save(path)
+    held = io.BytesIO()
+    kind = Image.registered_extensions()[Path(path).suffix.lower()]
+    Image.fromarray(image.permute(1, 2, 0).cpu().numpy()).save(held, kind)
+    write_atomically(Path(path), held.getvalue())
 
 
 def _bytes(path: str | Path) -> bytes:

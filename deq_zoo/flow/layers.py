@@ -272,7 +272,8 @@ def convex_upsample(flow: Tensor, mask: Tensor) -> Tensor:
         mask: (N, 9 * 64, h, w) logits of the weights: neighbour, then row and column in the cell.
     """
     N, _, h, w = flow.shape
-    weight = mask.view(N, 9, 8, 8, h, w).softmax(1)
-    near = F.unfold(8 * flow, 3, padding=1).view(N, 2, 9, h, w)
-    up = torch.einsum("nkrshw,nckhw->nchrws", weight, near.to(weight.dtype))
+    with torch.autocast(flow.device.type, enabled=False):  # half precision has steps of pixels
+        weight = mask.view(N, 9, 8, 8, h, w).softmax(1)
+        near = F.unfold(8 * flow, 3, padding=1).view(N, 2, 9, h, w)
+        up = torch.einsum("nkrshw,nckhw->nchrws", weight, near.to(weight.dtype))
     return up.reshape(N, 2, 8 * h, 8 * w)

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from deq_zoo.flow.metrics import NEAR, endpoint_error
+from deq_zoo.flow.metrics import LONGEST, NEAR, endpoint_error
 from torchdeq import fp_correction
-
-LONGEST = 400.0  # pixels; longer flows do not count
 
 
 def counted(truth: Tensor, valid: Tensor) -> Tensor:

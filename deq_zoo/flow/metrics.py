@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import nan
 
 from torch import Tensor
 
 NEAR = (1, 3, 5)  # pixels
+LONGEST = 400.0  # pixels; longer flows count neither in training nor in a masked error
 _FAR, _SHARE = 3.0, 0.05  # an outlier of KITTI is off by more than both
 
 
@@ -20,12 +22,16 @@ class FlowScores:
     """Sums over pairs; ``add`` one after the other, then ask.
 
     Means over pixels pool all of them, whatever image they come from. ``aepe_by_image`` is KITTI's:
-    the mean over images of each one's mean. Pixels without a known flow never count.
+    the mean over images of each one's mean. Pixels without a known flow never count, and what
+    nothing was added to is not a number. ``aepe_masked`` is FlyingThings3D's: unknown and extreme
+    flows count as found.
     """
 
     pixels: int = 0
     images: int = 0
+    area: int = 0  # pixels, known or not
     error: float = 0.0
+    error_masked: float = 0.0
     by_image: float = 0.0
     outliers: int = 0
     near: tuple[int, ...] = (0,) * len(NEAR)
@@ -37,7 +43,9 @@ class FlowScores:
                 "both flows must be (2, height, width), got "
                 f"{tuple(flow.shape)} and {tuple(truth.shape)}"
             )
-        epe, size = endpoint_error(flow.double(), truth.double()), truth.double().square().sum(0)
+        flow, truth = flow.double(), truth.double()
+        epe, size = endpoint_error(flow, truth), truth.square().sum(0).sqrt()
+        self.area += epe.numel()
         if valid is not None:
             epe, size = epe[valid], size[valid]
         if not epe.numel():
@@ -45,33 +53,51 @@ class FlowScores:
         self.images += 1
         self.pixels += epe.numel()
         self.error += float(epe.sum())
+        self.error_masked += float(epe[size < LONGEST].sum())
         self.by_image += float(epe.mean())
-        self.outliers += int(((epe > _FAR) & (epe > _SHARE * size.sqrt())).sum())
+        inliers = (epe <= _FAR) | (epe <= _SHARE * size)  # NaN is none
+        self.outliers += epe.numel() - int(inliers.sum())
         found = (int((epe < limit).sum()) for limit in NEAR)
         self.near = tuple(a + b for a, b in zip(self.near, found, strict=True))
 
     @property
     def aepe(self) -> float:
         """The mean error over all pixels."""
-        return self.error / max(1, self.pixels)
+        return _ratio(self.error, self.pixels)
+
+    @property
+    def aepe_masked(self) -> float:
+        """The same with an error of 0 where the flow is unknown, or 400 pixels or longer."""
+        return _ratio(self.error_masked, self.area)
 
     @property
     def aepe_by_image(self) -> float:
         """The mean over images of their mean errors."""
-        return self.by_image / max(1, self.images)
+        return _ratio(self.by_image, self.images)
 
     @property
     def f1_all(self) -> float:
         """Percentage of pixels off by more than 3 pixels and 5 % of the flow."""
-        return 100 * self.outliers / max(1, self.pixels)
+        return 100 * _ratio(self.outliers, self.pixels)
 
     def within(self, limit: int) -> float:
         """Percentage of pixels with an error below 1, 3 or 5 pixels."""
-        return 100 * self.near[NEAR.index(limit)] / max(1, self.pixels)
+        return 100 * _ratio(self.near[NEAR.index(limit)], self.pixels)
 
-    def summary(self, prefix: str, sparse: bool = False) -> dict[str, float]:
-        """The numbers that are usual for a dense, or for KITTI's sparse set."""
+    def summary(self, prefix: str, sparse: bool = False, masked: bool = False) -> dict[str, float]:
+        """The numbers that are usual for a dense, or for KITTI's sparse set.
+
+        Args:
+            prefix: of their names.
+            sparse: whether the set is KITTI's kind.
+            masked: whether to tell the masked error of a dense set too.
+        """
         if sparse:
             return {f"{prefix}_aepe": self.aepe_by_image, f"{prefix}_f1": self.f1_all}
         near = {f"{prefix}_{limit}px": self.within(limit) for limit in NEAR}
-        return {f"{prefix}_aepe": self.aepe, **near}
+        found = {f"{prefix}_aepe": self.aepe, **near}
+        return found | {f"{prefix}_masked_aepe": self.aepe_masked} if masked else found
+
+
+def _ratio(total: float, count: int) -> float:
+    return total / count if count else nan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import torch
 import torch.nn.functional as F
@@ -54,7 +54,8 @@ class FlowConfig:
         all_grad: whether gradients pass through the flow that f is given; matters if several steps
             are differentiated.
         freeze_bn: keep the context encoder's batch statistics as they are; its scales still train.
-        correlation: ``volume`` keeps all correlations, ``on_demand`` none, which takes longer.
+        correlation: ``volume`` keeps all correlations, ``on_demand`` none, which takes longer;
+            ``auto`` keeps them up to 1 GiB.
     """
 
     size: str = "base"
@@ -63,15 +64,17 @@ class FlowConfig:
     dropout: float = 0.0
     all_grad: bool = False
     freeze_bn: bool = False
-    correlation: Storage = "volume"
+    correlation: Storage = "auto"
 
     def __post_init__(self) -> None:
         if self.size not in SIZES:
             raise ValueError(f"unknown size {self.size!r}{suggest(self.size, SIZES)}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}")
-        if self.correlation not in ("volume", "on_demand"):
-            raise ValueError(f"correlation is volume or on_demand, got {self.correlation!r}")
+        if self.correlation not in get_args(Storage):
+            raise ValueError(
+                f"correlation is one of {', '.join(get_args(Storage))}, got {self.correlation!r}"
+            )
 
     @property
     def widths(self) -> Widths:
@@ -168,20 +171,23 @@ class DEQFlow(nn.Module):
             **call: options of this call of the DEQ, e.g. ``f_max_iter=12``.
         """
         box = self.box(image1, pad)
+        z0 = self.start(image1, pad)
+        if start is not None:
+            _check_start(start, z0)
+            z0 = start
         given = self.inject(image1, image2, pad)
-        z0 = self.start(image1, pad) if start is None else start
         states, stats = self.deq(self.update_block, tuple(z0), args=(given,), **call)
         flows = [self.decode(State(*z))[..., box[0], box[1]] for z in states]
         return FlowOutput(flows, State(*(t.detach() for t in states[-1])), stats)
 
     def inject(self, image1: Tensor, image2: Tensor, pad: Side = "both") -> Injection:
         """What a pair of images adds to every evaluation of f; computes normalised weights."""
-        a, b = self._ready(image1, pad), self._ready(image2, pad)
-        if a.shape != b.shape:
+        if image1.shape != image2.shape:  # padded, they might agree by chance
             raise ValueError(
                 f"both frames must have one size, got {tuple(image1.shape)} and "
                 f"{tuple(image2.shape)}"
             )
+        a, b = self._ready(image1, pad), self._ready(image2, pad)
         reset_norm(self.update_block)
         fmap1, fmap2 = self.fnet(torch.cat((a, b))).chunk(2)
         context = F.relu(self.cnet(a))
@@ -234,3 +240,12 @@ class DEQFlow(nn.Module):
         rows, columns = (max(-size % STRIDE, STRIDE * SMALLEST - size) for size in image.shape[2:])
         top = rows // 2 if pad == "both" else 0
         return top, rows - top, columns // 2, columns - columns // 2
+
+
+def _check_start(start: State, zero: State) -> None:
+    got, want = ([tuple(each.shape) for each in state] for state in (start, zero))
+    if got != want:
+        raise ValueError(
+            f"a start for these images has hidden state and flow of shapes {want}, got {got}: "
+            "begin without one when the size or the number of images changes"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,14 +16,13 @@ from deq_zoo.flow.formats import read_image, write_flo, write_image, write_kitti
 from deq_zoo.flow.model import DEQFlow
 from deq_zoo.flow.video import FlowStream, Frame, read_frames
 
-PICTURES = (".png", ".jpg", ".jpeg", ".ppm", ".bmp", ".tif", ".tiff", ".webp")
+PICTURES = (".png", ".jpg", ".jpeg", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")
 
 
 def predict_files(
     model: DEQFlow, files: Sequence[Path], out: Path, device: torch.device
 ) -> Iterator[str]:
     """Two pictures, a sequence of them, videos, or the folder of Sintel or KITTI."""
-    out.mkdir(parents=True, exist_ok=True)
     if len(files) == 1 and files[0].is_dir():
         yield from write_submission(model, files[0], out, device)
     elif all(file.suffix.lower() in PICTURES for file in files):
@@ -32,27 +32,61 @@ def predict_files(
     elif any(file.suffix.lower() in PICTURES or file.is_dir() for file in files):
         raise ZooError("give pictures, or videos, or one folder: not several kinds at once")
     else:
+        _check_names(files, files, out)
         for file in files:
-            stream = FlowStream(model)
-            for k, found in enumerate(stream(x.to(device) for x in read_frames(file))):
-                yield _save(found, out, f"{file.stem}_{k:05d}")
+            yield from _video(model, file, out, device)
+
+
+def _video(model: DEQFlow, file: Path, out: Path, device: torch.device) -> Iterator[str]:
+    """Files are numbered by the first frame of each pair."""
+    stream, pairs = FlowStream(model), 0
+    for k, frame in enumerate(read_frames(file)):
+        found = stream.push(frame.to(device))
+        if found is not None:
+            pairs += 1
+            yield _save(found, out, f"{file.stem}_{k - 1:05d}")
+    if not pairs:
+        raise ZooError(f"{file} has no two frames of one size: flow needs a pair")
 
 
 def _pictures(
     model: DEQFlow, files: Sequence[Path], out: Path, device: torch.device
 ) -> Iterator[str]:
-    frames = [read_image(file)[None].to(device) for file in files]
-    if len({frame.shape for frame in frames}) > 1:
-        raise ZooError(
-            f"all pictures must have one size, got {[tuple(f.shape[2:]) for f in frames]}"
-        )
-    if len(frames) == 2:
+    _check_names(files[:-1], files, out)
+    _check_sizes(files)
+    if len(files) == 2:
         with torch.no_grad():
-            flows, _, stats = model(*frames)
+            flows, _, stats = model(*(_frame(file, device) for file in files))
         yield _save(Frame(flows[-1], stats.nfe, False), out, files[0].stem)
         return
+    frames = (_frame(file, device) for file in files)
     for file, found in zip(files, FlowStream(model)(frames), strict=False):
         yield _save(found, out, file.stem)
+
+
+def _check_names(named: Sequence[Path], read: Sequence[Path], out: Path) -> None:
+    """What is written is named after these files: no result may replace another, or a file read."""
+    twice = [stem for stem, count in Counter(file.stem for file in named).items() if count > 1]
+    if twice:
+        raise ZooError(
+            f"several files are called {twice[0]}, and so would be their flows: rename one, or "
+            "give them one by one with an --out each"
+        )
+    written = {(out / f"{file.stem}_flow.png").resolve() for file in named}
+    lost = [file for file in read if file.resolve() in written]
+    if lost:
+        raise ZooError(f"{lost[0]} would be overwritten: choose another --out")
+
+
+def _check_sizes(files: Sequence[Path]) -> None:
+    """One by one, so that long sequences need no memory."""
+    sizes = [tuple(read_image(file).shape[1:]) for file in files]
+    for file, size in zip(files, sizes, strict=True):
+        if size != sizes[0]:
+            raise ZooError(
+                f"all pictures must have one size, got {sizes[0]} of {files[0]} and {size} of "
+                f"{file}, as height and width"
+            )
 
 
 def _save(found: Frame, out: Path, name: str) -> str:
@@ -87,16 +121,16 @@ def _sintel_submission(
                 stream.push(_frame(files.image1, device))
                 scene = files.scene
             found = stream.push(_frame(files.image2, device))
-            assert found is not None
+            if found is None:
+                raise ZooError(f"{files.image2} differs in size from the frame before")
             place = out / rendering / scene / f"{files.image1.stem}.flo"
-            place.parent.mkdir(parents=True, exist_ok=True)
             write_flo(place, found.flow[0])
             yield f"{place}: {found.nfe} evaluations"
 
 
 def _kitti_submission(model: DEQFlow, root: Path, out: Path, device: torch.device) -> Iterator[str]:
-    (out / "flow").mkdir(parents=True, exist_ok=True)
     for files in kitti(root, "testing").files:
+        _check_sizes((files.image1, files.image2))
         with torch.no_grad():
             flows, _, stats = model(
                 _frame(files.image1, device), _frame(files.image2, device), pad="bottom"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from deq_zoo.errors import ZooError
-from deq_zoo.flow.augment import Augment, Pair
+from deq_zoo.flow.augment import Augment, Pair, with_noise
 from deq_zoo.flow.colours import Example, gallery
 from deq_zoo.flow.convert import from_authors
 from deq_zoo.flow.data import JUDGES, Mixture, Stage, held_out, in_batches, training_data
 from deq_zoo.flow.datasets import FlowSet
+from deq_zoo.flow.formats import plausible
 from deq_zoo.flow.loss import sequence_loss, training_metrics
 from deq_zoo.flow.metrics import FlowScores
 from deq_zoo.flow.model import DEQFlow, FlowConfig
@@ -52,7 +54,10 @@ class FlowTask(Task):
         eval_batch: pairs per step of evaluation, if of one size.
         crop: height and width of training pairs.
         data_dir: folder with the data sets' folders.
-        start_from: run folder or checkpoint whose weights to start from.
+        start_from: run folder or checkpoint whose weights to start from; a run that has begun
+            needs it no more.
+        noise: largest standard deviation, in grey levels, of noise that training adds to both
+            frames; 5 is usual.
     """
 
     score: ClassVar[Score] = Score("aepe", "px", higher_is_better=False)
@@ -64,6 +69,7 @@ class FlowTask(Task):
     crop: tuple[int, int] = (368, 496)
     data_dir: str | None = None
     start_from: str | None = None
+    noise: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("batch", "eval_batch"):
@@ -71,17 +77,36 @@ class FlowTask(Task):
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if min(self.crop) < 64 or any(side % 8 for side in self.crop):
             raise ValueError(f"crop takes two multiples of 8 from 64 on, got {self.crop}")
+        if not 0 <= self.noise <= 255:
+            raise ValueError(f"noise must lie in [0, 255], in grey levels, got {self.noise}")
         if self.deq.jac_loss_weight:
             raise ValueError("DEQ-Flow is trained without a Jacobian loss: drop jac_loss_weight")
 
     def build(self) -> nn.Module:
-        model = DEQFlow(self.net, self.deq)
+        return DEQFlow(self.net, self.deq)
+
+    def begin(self, model: nn.Module) -> None:
         if self.start_from is not None:
             from deq_zoo.evaluate import load_weights, open_model
 
             earlier, _ = open_model(Path(self.start_from))
             load_weights(model, earlier.state_dict(), self.start_from)
-        return model
+
+    @abstractmethod
+    def draw(self, step: int, k: int, seed: int) -> Pair:
+        """Pair ``k`` of a training batch."""
+
+    def train_batch(self, step: int, seed: int, shard: Shard) -> Batch:
+        mine = range(self.batch)[shard.rank :: shard.world]
+        if not mine:
+            raise ZooError(f"a batch of {self.batch} is too small for {shard.world} processes")
+        pairs = [self.draw(step, k, seed) for k in mine]
+        if self.noise:
+            pairs = [
+                with_noise(pair, self.noise, generator("noise", seed, step, k))
+                for k, pair in zip(mine, pairs, strict=True)
+            ]
+        return collate(pairs)
 
     def judges(self) -> dict[str, Sequence[Pair] | FlowSet]:
         """Held-out pairs by the name of their set, the one to choose by first."""
@@ -97,7 +122,7 @@ class FlowTask(Task):
         record, metrics = SolverRecord(), dict[str, float]()
         for name, pairs in self.judges().items():
             scores = FlowScores()
-            sparse = isinstance(pairs, FlowSet) and pairs.sparse
+            sparse, masked = _kind(pairs)
             for batch in in_batches(pairs, self.eval_batch):
                 image1, image2, truth, valid = (t.to(device) for t in collate(batch))
                 call = {"pad": "bottom" if sparse else "both"}
@@ -108,7 +133,7 @@ class FlowTask(Task):
                 record.add(stats)
                 for flow, true, known in zip(flows[-1], truth, valid, strict=True):
                     scores.add(flow, true, known)
-            found = scores.summary(name, sparse)
+            found = scores.summary(name, sparse, masked)
             metrics.setdefault("aepe", found[f"{name}_aepe"])
             metrics |= found
         return Evaluation(metrics, record)
@@ -116,12 +141,14 @@ class FlowTask(Task):
     def pictures(self, model: nn.Module, device: torch.device) -> list[Picture]:
         examples: list[Example] = []
         for name, pairs in self.judges().items():
+            pad = "bottom" if _kind(pairs)[0] else "both"
             for k in range(min(len(pairs), 3 if not examples else 1)):
                 pair = pairs[k]
                 with torch.no_grad():
-                    flows, _, _ = model(*(t[None].to(device) for t in pair[:2]))
+                    flows, _, _ = model(*(t[None].to(device) for t in pair[:2]), pad=pad)
                 flow = flows[-1][0].float().cpu()
-                examples.append(Example(f"{name} {k}", *pair[:2], flow, *pair[2:]))
+                known = pair.valid & plausible(pair.flow)  # extremes would pale all others
+                examples.append(Example(f"{name} {k}", *pair[:2], flow, pair.flow, known))
         return [gallery(examples)]
 
     def convert(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -129,9 +156,9 @@ class FlowTask(Task):
 
     def predict(
         self, model: nn.Module, files: Sequence[Path], out: Path | None, device: torch.device
-    ) -> list[str]:
+    ) -> Iterator[str]:
         assert isinstance(model, DEQFlow)
-        return list(predict_files(model, files, out or Path("flows"), device))
+        return predict_files(model, files, out or Path("flows"), device)
 
 
 @dataclass(frozen=True)
@@ -156,17 +183,21 @@ class WarpTask(FlowTask):
     stereo: bool = True
     colour: bool = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.eval_pairs < 1:
+            raise ValueError(f"eval_pairs must be at least 1, got {self.eval_pairs}")
+        if self.data_dir is not None:
+            raise ZooError("warps are made from photographs of packages: drop --data-dir")
+
     @property
     def steps_per_epoch(self) -> int:
         return steps_in_epoch(_PAIRS, self.batch)
 
-    def train_batch(self, step: int, seed: int, shard: Shard) -> Batch:
+    def draw(self, step: int, k: int, seed: int) -> Pair:
         augment = Augment(self.crop, flips=False, erase=0.0, colour=self.colour)
-        pairs = []
-        for k in range(self.batch)[shard.rank :: shard.world]:
-            pair = draw_pair("train", step * self.batch + k, self.crop, self.motion, seed)
-            pairs.append(augment.recolour(pair, generator("colour", seed, step, k)))
-        return collate(pairs)
+        pair = draw_pair("train", step * self.batch + k, self.crop, self.motion, seed)
+        return augment.recolour(pair, generator("colour", seed, step, k))
 
     @cached_property
     def _judges(self) -> dict[str, Sequence[Pair] | FlowSet]:
@@ -184,8 +215,8 @@ class StageTask(FlowTask):
 
     Args: see :class:`FlowTask`, and
         stage: which mixture of sets, and their augmentation.
-        validate: sets to judge by, the one to choose by first: chairs, sintel_clean, sintel_final,
-            kitti, middlebury.
+        validate: sets to judge by, the one to choose by first: chairs, things_clean, things_final,
+            sintel_clean, sintel_final, kitti, middlebury.
     """
 
     stage: Stage = "chairs"
@@ -202,7 +233,10 @@ class StageTask(FlowTask):
     @cached_property
     def train_set(self) -> Mixture:
         """All pairs of the stage."""
-        return training_data(self.stage, self.data_dir, self.crop)
+        data = training_data(self.stage, self.data_dir, self.crop)
+        if len(data) < self.batch:
+            raise ZooError(f"a batch of {self.batch} needs as many pairs, there are {len(data)}")
+        return data
 
     @cached_property
     def _judges(self) -> dict[str, Sequence[Pair] | FlowSet]:
@@ -216,20 +250,18 @@ class StageTask(FlowTask):
         assert self.judges()  # what is missing is told before training
         return steps_in_epoch(len(self.train_set), self.batch, drop_last=True)
 
-    def train_batch(self, step: int, seed: int, shard: Shard) -> Batch:
+    def draw(self, step: int, k: int, seed: int) -> Pair:
         data = self.train_set
-        if len(data) < self.batch:
-            raise ZooError(f"a batch of {self.batch} needs as many pairs, there are {len(data)}")
-        chosen = batch_indices(len(data), self.batch, step, seed, drop_last=True).tolist()
-        return collate(
-            [
-                data.draw(chosen[k], generator("augment", seed, step, k))
-                for k in range(self.batch)[shard.rank :: shard.world]
-            ]
-        )
+        chosen = batch_indices(len(data), self.batch, step, seed, drop_last=True)
+        return data.draw(int(chosen[k]), generator("augment", seed, step, k))
+
+
+def _kind(pairs: Sequence[Pair] | FlowSet) -> tuple[bool, bool]:
+    """Whether pairs are sparse, and whether their masked error is told."""
+    return (pairs.sparse, pairs.masked) if isinstance(pairs, FlowSet) else (False, False)
 
 
 def collate(pairs: Sequence[Pair]) -> Batch:
-    """Pairs of one size as a batch; images stay bytes."""
+    """Pairs of one size as a batch."""
     image1, image2, flow, valid = (torch.stack(each) for each in zip(*pairs, strict=True))
     return image1, image2, flow, valid

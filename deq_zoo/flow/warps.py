@@ -114,7 +114,7 @@ def unfolded(flow: Tensor) -> Tensor:
 
 
 def sample(image: Tensor, at: Tensor) -> Tensor:
-    """An image (C, H, W) at pixels (2, h, w), bilinear, its border repeated outside."""
+    """An image (C, H, W) at pixels (2, h, w), bilinear, mirrored outside."""
     H, W = image.shape[1:]
     size = torch.tensor([W, H])[:, None, None]
     where = ((2 * at + 1) / size - 1).permute(1, 2, 0)[None]
@@ -157,12 +157,25 @@ def motorcycle(half: bool = False) -> Pair:
 
 
 def synthetic_video(
-    frames: int, size: tuple[int, int], name: str = "coffee", speed: float = 1.5, seed: int = 0
+    frames: int,
+    size: tuple[int, int],
+    name: str = "coffee",
+    speed: float = 1.5,
+    reach: float = 20.0,
+    seed: int = 0,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Frames of a camera that moves smoothly over a photograph, and the flow between each two.
 
     Frame k is :math:`P(A_k x)` with affine :math:`A_k`, so the flow is
     :math:`A_{k+1}^{-1} A_k x - x`, exactly.
+
+    Args:
+        frames: how many.
+        size: height and width of a frame.
+        name: the photograph.
+        speed: pixels of the photograph that the camera moves on per frame, at most, along an axis.
+        reach: how far from the middle it goes before it turns back; the further, the steadier.
+        seed: of the path.
     """
     if frames < 2:
         raise ZooError(f"a video needs two frames, got {frames}")
@@ -174,10 +187,10 @@ def synthetic_video(
     middle = torch.tensor([photo.shape[2] - 1, photo.shape[1] - 1])[:, None, None] / 2
 
     def pose(k: int) -> tuple[float, float, Tensor]:
-        t = k * speed / 20
+        t = k * speed / reach
         scale = 0.8 * 2 ** (0.15 * sin(t + float(phase[0])))
         angle = 0.15 * sin(0.7 * t + float(phase[1]))
-        drift = 20 * torch.tensor([sin(t + float(phase[2])), cos(0.8 * t + float(phase[3]))])
+        drift = reach * torch.tensor([sin(t + float(phase[2])), cos(0.8 * t + float(phase[3]))])
         return scale, angle, drift[:, None, None]
 
     def view(k: int) -> Tensor:

@@ -93,3 +93,14 @@ def test_features_that_are_too_small_are_refused() -> None:
     fmap = torch.zeros(1, 4, 7, 9)
     with pytest.raises(ValueError, match="at least 8 x 8, got 7 x 9: pad the images to 64"):
         correlate(fmap, fmap)
+
+
+def test_a_volume_that_is_too_large_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    fmap1, fmap2, coords = problem(2, 9, 13)
+    kept = correlate(fmap1, fmap2)
+    assert kept.volume is not None
+    monkeypatch.setattr("deq_zoo.flow.correlation._LARGEST", kept.volume.numel() - 1)
+    found = correlate(fmap1, fmap2)
+    assert found.volume is None
+    assert correlate(fmap1, fmap2, "volume").volume is not None
+    assert_close(found(coords), kept(coords))

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch.testing import assert_close
 
-from deq_zoo.errors import DataError
+from deq_zoo.errors import DataError, ZooError
 from deq_zoo.flow.formats import (
     read_flo,
     read_flow,
@@ -114,3 +114,42 @@ def test_files_that_are_wrong_are_told(tmp_path: Path) -> None:
         read_flow(tmp_path / "eight.png")
     with pytest.raises(ValueError, match=r"\(2, height, width\)"):
         write_flo(tmp_path / "x.flo", torch.zeros(3, 4, 4))
+    for size in ("-2 -2", "0 2"):
+        (tmp_path / "f.pfm").write_bytes(f"PF\n{size}\n-1\n".encode() + bytes(48))
+        with pytest.raises(DataError, match="its size is"):
+            read_flow(tmp_path / "f.pfm")
+
+
+def test_grey_of_sixteen_bits_is_not_cut_off(tmp_path: Path) -> None:
+    levels = np.arange(256, dtype=np.uint16).reshape(16, 16)
+    Image.fromarray(levels * 257).save(tmp_path / "x.png")
+    assert torch.equal(read_image(tmp_path / "x.png")[1], torch.tensor(levels).byte())
+    Image.fromarray(levels.astype(np.float32)).save(tmp_path / "x.tiff")
+    with pytest.raises(DataError, match="expected 0 to 1: save it with 8 bits"):
+        read_image(tmp_path / "x.tiff")
+
+
+def test_kitti_marks_what_is_no_number(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    flow = torch.tensor([[[torch.nan, 1.0, 2.0]], [[0.0, torch.inf, -3.0]]])
+    write_kitti(tmp_path / "x.png", flow)
+    found, known = read_kitti(tmp_path / "x.png")
+    assert known.tolist() == [[False, False, True]]
+    assert found[:, 0, 2].tolist() == [2.0, -3.0]
+
+
+def test_a_failed_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = torch.ones(2, 3, 3)
+    write_flo(tmp_path / "x.flo", old)
+
+    def full(_: int) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("os.fsync", full)
+    for write in (write_flo, write_kitti):
+        with pytest.raises(ZooError, match="no space left"):
+            write(tmp_path / "x.flo", 2 * old)
+    assert torch.equal(read_flo(tmp_path / "x.flo"), old)
+    assert [p.name for p in tmp_path.iterdir()] == ["x.flo"]

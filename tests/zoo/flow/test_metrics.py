@@ -38,9 +38,32 @@ def test_scores_pool_pixels_and_images_as_the_benchmarks_do() -> None:
 def test_pairs_without_truth_count_for_nothing() -> None:
     scores = FlowScores()
     scores.add(torch.ones(2, 3, 3), torch.zeros(2, 3, 3), torch.zeros(3, 3, dtype=torch.bool))
-    assert (scores.images, scores.aepe, scores.f1_all) == (0, 0.0, 0.0)
+    assert scores.images == 0
+    assert all(math.isnan(value) for value in scores.summary("x").values())  # not a perfect score
+    assert math.isnan(scores.f1_all)
     with pytest.raises(ValueError, match="both flows"):
         scores.add(torch.ones(2, 3, 3), torch.zeros(2, 3, 4))
+
+
+def test_a_flow_that_is_no_number_is_an_outlier() -> None:
+    scores, flow = FlowScores(), torch.zeros(2, 1, 4)
+    flow[0, 0, 0] = torch.nan
+    scores.add(flow, torch.zeros(2, 1, 4))
+    assert scores.f1_all == 25.0
+    assert scores.within(1) == 75.0
+    assert math.isnan(scores.aepe)
+
+
+def test_the_masked_error_counts_extreme_and_unknown_flow_as_found() -> None:
+    truth, flow = torch.zeros(2, 1, 4), torch.zeros(2, 1, 4)
+    flow[0] = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    truth[1, 0, 1] = 400.0
+    valid = torch.tensor([[True, True, True, False]])
+    scores = FlowScores()
+    scores.add(flow, truth, valid)
+    assert_close(scores.aepe_masked, (1 + 3) / 4)
+    assert_close(scores.aepe, (1 + math.hypot(2, 400) + 3) / 3)
+    assert scores.summary("t", masked=True)["t_masked_aepe"] == scores.aepe_masked
 
 
 def test_the_loss_counts_masked_pixels_in_its_mean_only() -> None:
@@ -116,6 +139,11 @@ def test_colours_of_flows() -> None:
     assert far == pytest.approx([0.75 * 255, 0, 0], abs=15)
     flow[0, 0, 0] = torch.nan
     assert flow_to_colour(flow)[:, 0, 0].tolist() == [0, 0, 0]
+    marked = torch.full((2, 1, 2), 3.0)
+    marked[:, 0, 0] = 1.6e9  # Middlebury's mark of an unknown flow, which is no length
+    black, found = flow_to_colour(marked)[:, 0].T.tolist()
+    assert black == [0, 0, 0]
+    assert found == flow_to_colour(marked[..., 1:])[:, 0, 0].tolist()
     with pytest.raises(ValueError, match="a flow is"):
         flow_to_colour(torch.zeros(3, 4, 4))
 

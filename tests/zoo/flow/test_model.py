@@ -161,8 +161,26 @@ def test_half_precision_keeps_coordinates_exact() -> None:
     assert float((flow - exact).abs().mean()) < 0.1 * float(exact.abs().mean()) + 0.2
     with torch.autocast("cpu", dtype=torch.bfloat16):
         (flow,), *_ = nano()(*pair)
+    assert flow.dtype == torch.float32  # a flow of 200 pixels would be rounded to whole ones
     assert flow.isfinite().all()
     assert float((flow - exact).abs().mean()) < 0.1 * float(exact.abs().mean()) + 0.2
+
+
+@torch.no_grad()
+def test_evaluation_returns_the_state_of_least_residual() -> None:
+    model = nano({"f_max_iter": 8, "eval_factor": 1.5, "on_failure": "ignore"}).double()
+    pair = frames(3, 67, 90)
+    _, state, stats = model(*pair)
+    given, z = model.inject(*pair), model.start(pair[0])
+    seen = []
+    for _ in range(12):
+        last, z = z, State(*model.update_block(*z, given))
+        gap = torch.cat([(a - b).flatten(1) for a, b in zip(z, last, strict=True)], dim=1)
+        seen.append((gap.norm(dim=1), z.flow))
+    residuals = torch.stack([residual for residual, _ in seen])  # (12, 3)
+    for n, k in enumerate(residuals.argmin(0).tolist()):
+        assert_close(state.flow[n], seen[k][1][n])
+    assert stats.nfe == 12
 
 
 @torch.no_grad()
@@ -179,6 +197,12 @@ def test_mistakes_are_told() -> None:
         FlowConfig(size="hug")
     with pytest.raises(ValueError, match="both frames must have one size"):
         model(a, frames(1, 72, 64)[1])
+    with pytest.raises(ValueError, match="both frames must have one size"):
+        model(a[..., :60, :], b)  # which padding would make equal
+    with pytest.raises(ValueError, match=r"a start for these images .* \(1, 2, 8, 8\)"):
+        model(a, b, start=model.start(frames(1, 72, 64)[0]))
+    with pytest.raises(ValueError, match="auto, volume, on_demand, got 'none'"):
+        FlowConfig(correlation="none")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"images must be \(batch, 3"):
         model(a[0], b[0])
     with pytest.raises(ValueError, match="pad is both or bottom"):

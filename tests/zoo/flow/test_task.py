@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -197,8 +198,62 @@ def test_a_later_stage_starts_from_an_earlier_run(smoke: Path) -> None:
     task = find_preset("flow-smoke").task
     later: Any = replace(task, start_from=str(smoke))  # type: ignore[type-var]
     model, earlier = later.build(), deq_zoo.load(smoke)
+    later.begin(model)
     for key, value in earlier.state_dict().items():
         assert torch.equal(model.state_dict()[key], value)
+
+
+def test_a_run_needs_the_one_it_started_from_no_more(
+    smoke: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, then = tmp_path / "first", tmp_path / "then"
+    shutil.copytree(smoke, first)
+    args = ["train", "flow-smoke", "--cpu", "--quiet", "--no-report", "--out", str(then)]
+    assert main([*args, "--set", f"start_from={first}", "--max-seconds", "0"]) == 0
+    shutil.rmtree(first)
+    assert main([*args, "--resume"]) == 0
+    deq_zoo.load(then)
+    assert main([*args, "--force", "--set", f"start_from={first}"]) == 2
+    assert "no run folder or checkpoint" in capsys.readouterr().err
+    assert (then / "last.safetensors").exists()  # told before the folder is replaced
+
+
+def test_settings_that_would_do_nothing_are_refused(tmp_path: Path) -> None:
+    assert main(["info", "flow-smoke", "--data-dir", str(tmp_path)]) == 2
+    with pytest.raises(ValueError, match="eval_pairs must be at least 1"):
+        WarpTask(eval_pairs=0)
+    with pytest.raises(ValueError, match=r"noise must lie in \[0, 255\]"):
+        WarpTask(noise=-1.0)
+
+
+def test_batches_that_are_too_small_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("av")
+    with pytest.raises(ZooError, match="a batch of 2 is too small for 3 processes"):
+        find_preset("flow-smoke").task.train_batch(0, 0, Shard(2, 3))
+    root, out = all_sets(tmp_path), tmp_path / "run"
+    args = ["--data-dir", str(root), "--out", str(out), "--cpu", "--set", "size=nano"]
+    assert main(["train", "flow-kitti-b", *args]) == 2
+    assert "needs as many pairs, there are 2" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_noise_has_one_strength_for_both_frames() -> None:
+    task: Any = replace(find_preset("flow-smoke").task, batch=4)  # type: ignore[type-var]
+    noisy = replace(task, noise=5.0)
+    clean, batch = task.train_batch(0, 0, Shard()), noisy.train_batch(0, 0, Shard())
+    strength = []
+    for before, after in zip(clean[:2], batch[:2], strict=True):
+        assert after.dtype == torch.float32
+        assert 0 <= float(after.min()) <= float(after.max()) <= 255
+        strength.append((after - before).std(dim=(1, 2, 3)))
+    assert (strength[0] < 5.1).all()
+    assert strength[0].unique().numel() == 4
+    torch.testing.assert_close(strength[0], strength[1], rtol=0.05, atol=0.05)
+    assert all(torch.equal(a, b) for a, b in zip(clean[2:], batch[2:], strict=True))
+    again = noisy.train_batch(0, 0, Shard(1, 2))
+    assert torch.equal(again[0], batch[0][1::2])
 
 
 def test_released_weights_go_round(smoke: Path, tmp_path: Path) -> None:
