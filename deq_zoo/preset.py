@@ -112,9 +112,9 @@ class Preset:
         try:
             deq = deq.with_options(**options)
             get_deq(deq)  # knows every name
+            return replace(self, task=replace(self.task, deq=deq))  # type: ignore[type-var]
         except (ValueError, TypeError, KeyError) as error:
             raise ZooError(str(error)) from None
-        return replace(self, task=replace(self.task, deq=deq))  # type: ignore[type-var]
 
 
 PRESETS: Registry[Callable[[], Preset]] = Registry("preset")

@@ -95,8 +95,9 @@ def paths(value: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
 def with_settings(value: Any, settings: Sequence[str]) -> Any:
     """The configuration with ``path=value`` settings applied.
 
-    A path may be shortened to its last parts as long as one field alone ends with them. Of fields
-    that exclude each other, the last one set counts.
+    A path may be shortened to its last parts as long as one field alone ends with them. All are
+    applied at once: a setting may need another that comes after it. Of fields that exclude each
+    other, the last one set counts.
     """
     parsed: list[tuple[str, Any]] = []
     known = {path: kind for path, kind, _ in paths(value)}
@@ -106,15 +107,17 @@ def with_settings(value: Any, settings: Sequence[str]) -> Any:
             raise ZooError(f"a setting reads key=value, got {setting!r}")
         full = _complete(path, known)
         parsed.append((full, _parse(text, known[full], full)))
+    changes: dict[str, Any] = {}
     # Zeros of fields that exclude each other come last: by then the other one is set.
     for full, new in sorted(parsed, key=lambda item: item[0] in _EITHER and not item[1]):
         other = _EITHER.get(full)
-        other = other if other in known else None
-        if other is not None and new:
-            value = replace(value, **{other: 0, full: new})
-        elif other is None or getattr(value, other) == 0:
-            value = _with(value, full.split("."), new)
-    return value
+        if other is None or other not in known:
+            changes[full] = new
+        elif new:
+            changes |= {other: 0, full: new}
+        elif not changes.get(other, getattr(value, other)):
+            changes[full] = new
+    return _with(value, changes) if changes else value
 
 
 _EITHER = {"steps": "epochs", "epochs": "steps"}  # of a preset
@@ -132,14 +135,22 @@ def _complete(path: str, known: Mapping[str, Any]) -> str:
     raise ZooError(f"unknown setting {path!r}{suggest(path, {*known, *short})}")
 
 
-def _with(value: Any, path: list[str], new: Any) -> Any:
-    head, *rest = path
+def _with(value: Any, changes: Mapping[str, Any]) -> Any:
+    """The configuration with the fields at these paths below it replaced."""
+    own: dict[str, Any] = {}
+    below: dict[str, dict[str, Any]] = {}
+    for path, new in changes.items():
+        head, _, rest = path.partition(".")
+        if rest:
+            below.setdefault(head, {})[rest] = new
+        else:
+            own[head] = new
+    own |= {head: _with(getattr(value, head), inner) for head, inner in below.items()}
     try:
-        if isinstance(value, DEQConfig):
-            return value.with_options(**{head: new})
-        return replace(value, **{head: _with(getattr(value, head), rest, new) if rest else new})
+        return value.with_options(**own) if isinstance(value, DEQConfig) else replace(value, **own)
     except (ValueError, TypeError) as error:
-        raise ZooError(f"{head}={new!r}: {error}") from None
+        told = ", ".join(f"{path}={new!r}" for path, new in changes.items())
+        raise ZooError(f"{told}: {error}") from None
 
 
 def _parse(text: str, kind: Any, path: str) -> Any:

@@ -84,6 +84,10 @@ class AdaptiveVocabulary(nn.Module):
             return e * sqrt(self.width)
         flat = ids.reshape(-1)
         rows = [self._members(flat, i) for i in range(len(self.tables))]
+        if sum(len(of_i) for of_i in rows) < len(flat):
+            raise ValueError(
+                f"ids must lie in [0, {self.tokens}), got {int(flat.min())} to {int(flat.max())}"
+            )
         parts = [
             F.linear(F.embedding(flat[of_i] - self.ends[i], self.tables[i]), self.projections[i])
             for i, of_i in enumerate(rows)
@@ -146,7 +150,8 @@ class AdaptiveVocabulary(nn.Module):
 
 
 def _cross_entropy(logits: Tensor, goal: Tensor) -> Tensor:
-    return F.cross_entropy(_widened(logits), goal, reduction="none")
+    # No goal is left out: a token of -100, which others pad with, has no loss of 0 but an error.
+    return F.cross_entropy(_widened(logits), goal, reduction="none", ignore_index=-(2**62))
 
 
 def _widened(logits: Tensor) -> Tensor:

@@ -44,6 +44,7 @@ def from_authors(config: LMConfig, state: Mapping[str, Tensor]) -> dict[str, Ten
         config: the shape of the model.
         state: of their ``deq-lm`` for the redesigned, of ``deq-seq`` for the original.
     """
+    _check_design(config, state)
     found: dict[str, Tensor] = {}
     for key, value in state.items():
         if key == "pos_emb.inv_freq":  # a formula, stored with less precision than it has
@@ -62,6 +63,11 @@ def from_authors(config: LMConfig, state: Mapping[str, Tensor]) -> dict[str, Ten
         if config.design == "original" and value.dim() == 3:
             value = value.squeeze(2)
         if config.design == "redesigned" and _TRIPLES.match(ours):
+            if len(value) != 3 * config.width:
+                raise CheckpointError(
+                    f"{key} has {len(value)} rows, a model of width {config.width} has "
+                    f"{3 * config.width}: the weights are of another size"
+                )
             value = _by_kind(value, config.heads)
         found[ours] = value
     return found
@@ -87,6 +93,20 @@ def to_authors(model: DEQTransformer) -> dict[str, Tensor]:
     if config.design == "original":
         return {name: _as_convolution(name, value) for name, value in state.items()}
     return state
+
+
+def _check_design(config: LMConfig, state: Mapping[str, Tensor]) -> None:
+    if config.design == "convergent":
+        raise CheckpointError(
+            "the convergent design is ours, and the authors have no weights of it: take a preset "
+            "of the original or the redesigned one"
+        )
+    for design, mark in {"original": "inject_conv.", "redesigned": "injection."}.items():
+        if design != config.design and any(key.startswith(mark) for key in state):
+            raise CheckpointError(
+                f"these are weights of the {design} design, the preset is of the {config.design}: "
+                "take lm-wt103-seq for the original, lm-wt103-final for the redesigned"
+            )
 
 
 def _renamed(key: str, names: Mapping[str, str]) -> str | None:

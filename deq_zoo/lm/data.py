@@ -18,61 +18,69 @@ _HELD_OUT = 20  # a text in one file gives one part in so many to validation, an
 
 
 class Corpus(NamedTuple):
-    """Ids (N,) of each split, and what they stand for."""
+    """Ids (N,) to learn from and to choose by, and what they stand for."""
 
     train: Tensor
     valid: Tensor
-    test: Tensor | None
     tokenizer: Tokenizer
 
 
 def wikitext(folder: str | Path | None) -> Corpus:
     """WikiText from its published files, word by word."""
-    files = {split: _find(folder, split) for split in ("train", "valid", "test")}
-    tokenizer = Words.of(_lines(files["train"]))
-    ids = {
-        split: tokenizer.encode_lines(_lines(file))
-        for split, file in files.items()
-        if file is not None
-    }
-    return Corpus(ids["train"], ids["valid"], ids.get("test"), tokenizer)
+    tokenizer = Words.of(_lines(_find(folder, "train")))
+    train, valid = (wikitext_split(folder, split, tokenizer) for split in ("train", "valid"))
+    return Corpus(train, valid, tokenizer)
 
 
-def text_file(path: str | Path | None, pieces: int) -> Corpus:
-    """Any text, as bytes or in so many pieces; the last tenth is held out."""
+def wikitext_split(folder: str | Path | None, split: str, tokenizer: Tokenizer) -> Tensor:
+    """(N,) a part of WikiText in the vocabulary of a model."""
+    return tokenizer.encode_lines(_lines(_find(folder, split)))
+
+
+def read_text(path: str | Path | None) -> str:
+    """The text of a file."""
     if path is None:
         raise DataError("say which text to learn with --set task.file=FILE")
     try:
-        text = Path(path).read_text(encoding="utf-8", errors="replace")
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not UTF-8: {error.reason} at byte {error.start}; convert it, e.g. with "
+            "iconv -f LATIN1 -t UTF-8"
+        ) from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from None
-    return split_text(text, pieces)
 
 
-def topics(pieces: int) -> Corpus:
+def topics() -> str:
     """The reference of the Python language that comes with it, half a megabyte."""
     from pydoc_data.topics import topics as pages  # type: ignore[import-not-found,unused-ignore]
 
     text = "\n\n".join(pages[name] for name in sorted(pages))
-    return split_text(re.sub(r"\n{3,}", "\n\n", text), pieces)
+    return re.sub(r"\n{3,}", "\n\n", text)
 
 
-def counting(pieces: int) -> Corpus:
+def counting() -> str:
     """Numbers in order, for tests."""
     start = int(torch.randint(100, (), generator=generator("counting")))
-    return split_text(" ".join(str(k) for k in range(start, start + 1500)), pieces)
+    return " ".join(str(k) for k in range(start, start + 1500))
 
 
-def split_text(text: str, pieces: int) -> Corpus:
-    """A text in three parts, one after the other; pieces are learnt from the first."""
+def split_text(text: str) -> dict[str, str]:
+    """A text in three parts, one after the other; the last tenth is held out."""
     part = len(text) // _HELD_OUT
     if part < 2:
         raise DataError(f"a text of {len(text)} characters is too short to learn from")
     cut = len(text) - 2 * part
-    train = text[:cut]
-    tokenizer = Pieces.of(train, pieces) if pieces else Bytes()
-    valid, test = (tokenizer.encode(text[cut + k * part :][:part]) for k in range(2))
-    return Corpus(tokenizer.encode(train), valid, test, tokenizer)
+    return {"train": text[:cut], "valid": text[cut : cut + part], "test": text[cut + part :]}
+
+
+def tokenised(text: str, pieces: int) -> Corpus:
+    """A text as bytes, or in pieces that are learnt from its first part."""
+    parts = split_text(text)
+    tokenizer = Pieces.of(parts["train"], pieces) if pieces else Bytes()
+    train, valid = (tokenizer.encode(parts[split]) for split in ("train", "valid"))
+    return Corpus(train, valid, tokenizer)
 
 
 class Streams(NamedTuple):
@@ -92,7 +100,8 @@ class Streams(NamedTuple):
         n = len(ids) // streams
         if n < 2:
             raise DataError(
-                f"a text of {len(ids)} tokens is too short for {streams} streams: lower batch"
+                f"a text of {len(ids)} tokens is too short for {streams} streams of at least 2: "
+                "lower batch if it is to learn from, eval_batch if to evaluate"
             )
         return cls(ids[: n * streams].view(streams, n), length)
 
@@ -115,23 +124,20 @@ class Streams(NamedTuple):
         return (self.segment(k) for k in range(len(self)))
 
 
-def _find(folder: str | Path | None, split: str) -> Path | None:
-    names = (f"{split}.txt", f"wiki.{split}.tokens")
+def _find(folder: str | Path | None, split: str) -> Path:
     if folder is None:
         raise DataError(
             "WikiText is read from disk: say where train.txt and valid.txt (or "
             "wiki.train.tokens, wiki.valid.tokens) are with --data-dir FOLDER"
         )
+    names = (f"{split}.txt", f"wiki.{split}.tokens")
     for name in names:
         if (Path(folder) / name).is_file():
             return Path(folder) / name
-    if split == "test":
-        return None
     raise DataError(f"{folder} should hold {names[0]} or {names[1]} of WikiText")
 
 
-def _lines(file: Path | None) -> Iterator[str]:
-    assert file is not None
+def _lines(file: Path) -> Iterator[str]:
     try:
         with file.open(encoding="utf-8", newline="\n") as lines:
             yield from lines

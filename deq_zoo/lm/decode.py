@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 
 import torch
 from torch import Tensor
@@ -40,16 +41,21 @@ class Decoder(ABC):
 class Incremental(Decoder):
     """Solves the new positions alone: earlier equilibria do not depend on later tokens.
 
-    This needs a map with a fixed point. Keys and values of the past are kept, not its states.
+    This needs a map with a fixed point. Keys and values of the past are kept, not its states. What
+    is longer than the span is read in pieces of that length, as evaluation does: attention over all
+    of a long prompt would cost its square, and reach further than was ever trained.
 
     Args:
         model: of the original or the convergent design.
         span: how many earlier tokens it remembers.
-        warm: whether a solve starts at the equilibrium of the token before.
+        warm: whether a solve starts at the equilibrium of the token before; one that does not
+            settle from there begins again at zeros, as reading does.
     """
 
     def __init__(self, model: DEQTransformer, span: int, warm: bool = True) -> None:
         super().__init__(model, span)
+        if model.config.design == "redesigned":
+            raise ValueError("the redesigned map has no fixed point to solve for: use Chunked")
         self.warm = warm
         self._past: list[tuple[Tensor, Tensor]] = []
         self._distances: list[Tensor] = []
@@ -57,14 +63,24 @@ class Incremental(Decoder):
 
     @torch.no_grad()
     def feed(self, ids: Tensor) -> Tensor:
+        *before, last = ids.split(self.span, dim=1)
+        for piece in before:
+            self._read(piece)
+        return self.model.log_prob(self._read(last))[:, 0]
+
+    def _read(self, ids: Tensor) -> Tensor:
+        """(B, 1, D) the state of the last token."""
         u = self.model.inject(ids)
         z0 = None
         if self.warm and self._last is not None:
             z0 = self._last.expand(-1, ids.shape[1], -1).clone()
-        out = self.model.solve(u, self._contexts(u), z0)
+        contexts = self._contexts(u)
+        out = self.model.solve(u, contexts, z0)
+        if z0 is not None and self.model.deq.f_tol and bool(out.stats.failed.any()):
+            out = self.model.solve(u, contexts)
         self._remember(out)
         self._last, self.stats = out.z[:, -1:], out.stats
-        return self.model.log_prob(self._last)[:, 0]
+        return self._last
 
     def _contexts(self, u: Tensor) -> list[Context]:
         if not self._past:
@@ -103,6 +119,8 @@ class Chunked(Decoder):
 
     def __init__(self, model: DEQTransformer, span: int, length: int) -> None:
         super().__init__(model, span)
+        if length < 1:
+            raise ValueError(f"a segment has at least 1 token, got {length}")
         self.length = length
         self._memory: Memory | None = None
         self._segment: Tensor | None = None
@@ -154,8 +172,12 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name in ("tokens", "top_k", "temperature"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < inf:
+                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
+        if self.columns < 1:
+            raise ValueError(f"columns must be at least 1, got {self.columns}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be a number from 0 to 2**63 - 1, got {self.seed}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
 
@@ -164,10 +186,12 @@ def choose(log_prob: Tensor, options: Sampling, rng: torch.Generator) -> Tensor:
     """(B, 1) a token for each row of log-probabilities (B, V)."""
     if not options.temperature:
         return log_prob.argmax(1, keepdim=True)
-    ranked, ids = (log_prob.float().cpu() / options.temperature).sort(dim=1, descending=True)
-    p = ranked.softmax(1)
-    before = p.cumsum(1) - p  # probability of the tokens ranked higher
-    p = torch.where(before < options.top_p, p, 0.0)
+    ranked, ids = log_prob.float().cpu().sort(dim=1, descending=True)
+    # Relative to the likeliest, whose 0 stays 0 however low the temperature.
+    p = ((ranked - ranked[:, :1]) / options.temperature).softmax(1)
+    if options.top_p < 1:  # else nothing may go, and a sum's rounding would take some
+        before = p.cumsum(1) - p  # probability of the tokens ranked higher
+        p = torch.where(before < options.top_p, p, 0.0)
     if options.top_k:
         p[:, options.top_k :] = 0.0
     return ids.gather(1, torch.multinomial(p, 1, generator=rng)).to(log_prob.device)
@@ -178,14 +202,15 @@ def write(
 ) -> Iterator[str]:
     """The text, prompt included, line by line as it grows."""
     rng = torch.Generator().manual_seed(options.seed)
-    prompt = options.prompt or "\n"
+    prompt = options.prompt
     if isinstance(tokenizer, Words):
         prompt = tokenizer.with_unknown(prompt)
-    ids = tokenizer.encode(prompt).tolist()
+    ids = tokenizer.encode(prompt).tolist() or tokenizer.encode("\n").tolist()
     new = torch.tensor([ids], device=device)
     written = 0
     for _ in range(options.tokens):
-        new = choose(decoder.feed(new), options, rng)
+        # A model may have room for more tokens than its text had.
+        new = choose(decoder.feed(new)[:, : tokenizer.size], options, rng)
         ids.append(int(new))
         text = tokenizer.decode(ids)
         for line in _whole_lines(text[written:], options.columns):

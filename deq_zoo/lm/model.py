@@ -196,7 +196,7 @@ class DEQTransformer(nn.Module):
         if z0 is None:
             z0 = u.new_zeros(*u.shape[:2], self.config.width, dtype=self.injection.weight.dtype)
         if self.config.design == "redesigned":  # it has no residual to choose a state by
-            call["solver_kwargs"] = {**call.get("solver_kwargs", {}), "return_final": True}
+            call["solver_kwargs"] = {**(call.get("solver_kwargs") or {}), "return_final": True}
         states, stats = self.deq(f, z0, **call)
         kept = self.func.remember(states[-1].detach(), contexts)
         return Output(states, u, kept, f, stats)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import exp, inf
 from typing import Any, NamedTuple
 
 import torch
@@ -43,6 +44,11 @@ class Reading:
     def mean(self) -> float:
         """Nats per token."""
         return float(self._sum) / max(1, self.count)
+
+    @property
+    def perplexity(self) -> float:
+        """``exp`` of the mean."""
+        return exp(self.mean) if self.mean < 700 else inf
 
 
 class StepsCurve(NamedTuple):

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import exp, inf, log
+from math import log
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from deq_zoo.errors import DataError
+from deq_zoo.errors import DataError, ZooError
 from deq_zoo.lm import data as corpora
 from deq_zoo.lm.convert import from_authors
 from deq_zoo.lm.data import Corpus, Streams
 from deq_zoo.lm.decode import Sampling, make_decoder, write
 from deq_zoo.lm.model import DEQTransformer, LMConfig, Memory, Output
 from deq_zoo.lm.reading import Reading, steps_curve, unwrapped
+from deq_zoo.lm.settings import check_data, check_training
 from deq_zoo.lm.tokens import Lexicon, Tokenizer, Words
 from deq_zoo.record import SolverRecord
 from deq_zoo.task import Evaluation, Loss, Picture, Score, Shard, Task, generator
@@ -59,7 +60,7 @@ class LanguageTask(Task):
         data_dir: folder with WikiText's files.
         file: of ``data="file"``.
         pieces: byte-pair pieces of a text that is not WikiText; 0 takes bytes.
-        split: what evaluation reads.
+        split: what evaluation reads, in the vocabulary of the model.
         batch: streams of training.
         length: tokens of a segment.
         memory: tokens remembered from segments before.
@@ -97,22 +98,20 @@ class LanguageTask(Task):
         for name in ("pieces", "eval_memory", "eval_limit", "consistency", "ahead"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        if self.deq.n_states > 1 or self.deq.indexing:
-            raise ValueError("a language model decodes one state: drop n_states and indexing")
-        if self.consistency and (self.deq.implicit or self.deq.grad[0] < 2):
-            raise ValueError("consistency compares unrolled steps: it needs grad >= 2 without ift")
+        deq = self.deq
+        if deq.n_states > 1 or deq.indexing or deq.sup_gap > 0 or deq.sup_loc:
+            raise ValueError(
+                "a language model decodes one state: drop n_states, indexing, sup_gap and sup_loc"
+            )
 
     @cached_property
     def corpus(self) -> Corpus:
         """The data."""
+        check_data(self)
         if self.data == "wikitext":
             corpus = corpora.wikitext(self.data_dir)
-        elif self.data == "file":
-            corpus = corpora.text_file(self.file, self.pieces)
-        elif self.data == "topics":
-            corpus = corpora.topics(self.pieces)
         else:
-            corpus = corpora.counting(self.pieces)
+            corpus = corpora.tokenised(self._text(), self.pieces)
         if corpus.tokenizer.size > self.net.tokens:
             raise DataError(
                 f"the text has {corpus.tokenizer.size} different tokens, the model "
@@ -120,11 +119,18 @@ class LanguageTask(Task):
             )
         return corpus
 
+    def _text(self) -> str:
+        if self.data == "file":
+            return corpora.read_text(self.file)
+        return corpora.topics() if self.data == "topics" else corpora.counting()
+
     @cached_property
     def _train(self) -> Streams:
+        self._judged(self.corpus.tokenizer)  # what is wrong with it is told before training
         return Streams.of(self.corpus.train, self.batch, self.length)
 
     def build(self) -> nn.Module:
+        check_training(self)
         deq = self.deq
         if self.consistency:
             deq = deq.with_options(sup_loc=[deq.grad[0] - 1])
@@ -146,8 +152,6 @@ class LanguageTask(Task):
 
     def _jac_weight(self, step: int) -> float:
         deq = self.deq
-        if not deq.jac_loss_weight:
-            return 0.0
         rises = step // deq.jac_incremental if deq.jac_incremental else 0
         return deq.jac_loss_weight + 0.1 * rises
 
@@ -171,17 +175,14 @@ class LanguageTask(Task):
     def after_step(self, model: nn.Module) -> None:
         lexicon = model.get_submodule("lexicon")
         assert isinstance(lexicon, Lexicon)
-        if lexicon.tokenizer is None:  # from now on its checkpoints can read and write
-            lexicon.tokenizer = self.corpus.tokenizer
+        lexicon.adopt(self.corpus.tokenizer)  # from now on its checkpoints can read and write
 
     def samples(self, batch: Segment) -> int:
         return batch[0].numel()
 
     def evaluate(self, model: nn.Module, device: torch.device, thorough: bool) -> Evaluation:
-        ids = self.corpus.valid if self.split == "valid" else self.corpus.test
-        if ids is None:
-            raise DataError(f"{self.data_dir} holds no test.txt or wiki.test.tokens")
-        streams = Streams.of(ids, self.eval_batch, self.length)
+        tokenizer = self._tokenizer(model)
+        ids, streams = self._judged(tokenizer)
         record, read = SolverRecord(), Reading(model, self._eval_memory, device)
         for k, (data, target) in enumerate(streams.segments()):
             if self.eval_limit and k >= self.eval_limit:
@@ -190,7 +191,34 @@ class LanguageTask(Task):
             if thorough and k == 0:  # a few tokens: a radius costs a hundred products
                 few = model(data[:2].to(device), sradius_mode=True)
                 record.radii += few.stats["sradius"].tolist()
-        return Evaluation(_metrics(read.mean, self.corpus.tokenizer, ids), record)
+        return Evaluation(_metrics(read, tokenizer, ids), record)
+
+    def _judged(self, tokenizer: Tokenizer, split: str = "") -> tuple[Tensor, Streams]:
+        """The ids of a held-out split in a vocabulary, and the streams that evaluation reads."""
+        check_data(self)
+        split = split or self.split
+        if self.data == "wikitext":
+            ids = corpora.wikitext_split(self.data_dir, split, tokenizer)
+        else:
+            ids = tokenizer.encode(corpora.split_text(self._text())[split])
+        return ids, Streams.of(ids, self.eval_batch, self.length)
+
+    def _tokenizer(self, model: nn.Module) -> Tokenizer:
+        """The model's own: another text must not bring another vocabulary.
+
+        Released weights come without, and have that of their training text.
+        """
+        lexicon = unwrapped(model).lexicon
+        if lexicon.tokenizer is not None or (self.data == "wikitext" and self.data_dir is None):
+            return lexicon.require()
+        found = self.corpus.tokenizer
+        if isinstance(found, Words) and found.size != self.net.tokens:
+            raise DataError(
+                f"these weights came without their {self.net.tokens} words, and {self.data_dir} "
+                f"has {found.size}: name the folder of the text they were trained with, or set "
+                "model.lexicon.tokenizer"
+            )
+        return found
 
     @property
     def _eval_memory(self) -> int:
@@ -203,17 +231,22 @@ class LanguageTask(Task):
     def predict(
         self, model: nn.Module, files: Sequence[Path], out: Path | None, device: torch.device
     ) -> list[str]:
-        tokenizer = unwrapped(model).lexicon.require()
-        lines = []
+        if out is not None:
+            raise ZooError("the perplexity of a text is printed, not written: drop --out")
+        tokenizer, lines = self._tokenizer(model), []
         for file in files:
-            text = file.read_text(encoding="utf-8", errors="replace")
+            text, told = corpora.read_text(file), ""
             if isinstance(tokenizer, Words):
-                text = tokenizer.with_unknown(text)
+                unknown, text = tokenizer.count_unknown(text), tokenizer.with_unknown(text)
+                told = f"; of its words, {unknown} are unknown" if unknown else ""
+            ids = tokenizer.encode(text)
+            if len(ids) < 2:
+                raise DataError(f"{file} has {len(ids)} tokens: a perplexity needs 2 at least")
             read = Reading(model, self._eval_memory, device)
-            for ids, target in Streams.of(tokenizer.encode(text), 1, self.length).segments():
+            for segment in Streams.of(ids, 1, self.length).segments():
                 with torch.no_grad():
-                    read(ids, target)
-            lines.append(f"{file}: perplexity {exp(read.mean):.4g} over {read.count} tokens")
+                    read(*segment)
+            lines.append(f"{file}: perplexity {read.perplexity:.4g} over {read.count} tokens{told}")
         return lines
 
     def sampling(self) -> Sampling:
@@ -224,15 +257,16 @@ class LanguageTask(Task):
     ) -> Iterator[str]:
         inner = unwrapped(model)
         decoder = make_decoder(inner, self._eval_memory, self.length)
-        return write(decoder, inner.lexicon.require(), options, device)
+        return write(decoder, self._tokenizer(inner), options, device)
 
     @torch.no_grad()
     def pictures(self, model: nn.Module, device: torch.device) -> list[Picture]:
         from deq_zoo.lm.pictures import loss_by_steps, page
 
-        data = Streams.of(self.corpus.valid, self.eval_batch, self.length)
-        curve = steps_curve(model, data, self._eval_memory, device)
-        start = _opening(self.corpus)
+        tokenizer = self._tokenizer(model)
+        ids, streams = self._judged(tokenizer, "valid")
+        curve = steps_curve(model, streams, self._eval_memory, device)
+        start = _opening(tokenizer.decode(ids[:60].tolist()))
         lines = self.sample(model, replace(Sampling(), prompt=start, tokens=300), Path(), device)
         return [page(start, "\n".join(lines)), loss_by_steps(curve)]
 
@@ -243,15 +277,15 @@ def last_step(before: Tensor, after: Tensor) -> Tensor:
     return ((after - before).square().sum(-1) / size).mean()
 
 
-def _metrics(nats: float, tokenizer: Tokenizer, ids: Tensor) -> dict[str, float]:
-    told = {"perplexity": exp(nats) if nats < 700 else inf, "loss": nats}
+def _metrics(read: Reading, tokenizer: Tokenizer, ids: Tensor) -> dict[str, float]:
+    told = {"perplexity": read.perplexity, "loss": read.mean}
     if not isinstance(tokenizer, Words):
         size = len(tokenizer.decode(ids.tolist()).encode())
-        told["bits_per_byte"] = nats / log(2) * len(ids) / max(1, size)
+        told["bits_per_byte"] = read.mean / log(2) * len(ids) / max(1, size)
     return told
 
 
-def _opening(corpus: Corpus) -> str:
-    """The first words of the held-out text, which end where a word does."""
-    text = corpus.tokenizer.decode(corpus.valid[:60].tolist()).strip()
+def _opening(text: str) -> str:
+    """The first words of a text, which end where a word does."""
+    text = text.strip()
     return text[: text.rfind(" ")] if " " in text else text

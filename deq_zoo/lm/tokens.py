@@ -26,6 +26,10 @@ class Tokenizer(ABC):
     def encode(self, text: str) -> Tensor:
         """(N,) ids."""
 
+    def encode_lines(self, lines: Iterable[str]) -> Tensor:
+        """(N,) ids of a text that comes line by line."""
+        return self.encode("".join(lines))
+
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids."""
@@ -75,9 +79,9 @@ class Words(Tokenizer):
                 ids.extend([known[word] for word in line.split()])
                 ids.append(0)
         except KeyError as error:
+            way_out = f"put {UNKNOWN} in its place" if UNKNOWN in known else "use those alone"
             raise DataError(
-                f"the word {error} is not among the {self.size} of the training text: put "
-                f"{UNKNOWN} in its place"
+                f"the word {error} is not among the {self.size} of the training text: {way_out}"
             ) from None
         return torch.tensor(ids if closed else ids[:-1], dtype=torch.long)
 
@@ -86,6 +90,10 @@ class Words(Tokenizer):
         if UNKNOWN not in self._ids:
             return text
         return re.sub(r"\S+", lambda m: m[0] if m[0] in self._ids else UNKNOWN, text)
+
+    def count_unknown(self, text: str) -> int:
+        """How many words are not in the vocabulary."""
+        return sum(word not in self._ids for word in text.split())
 
     def decode(self, ids: Sequence[int]) -> str:
         text = " ".join("\n" if k == 0 else self.words[k] for k in ids)
@@ -134,7 +142,12 @@ class Pieces(Tokenizer):
 
     @classmethod
     def of(cls, text: str, size: int) -> Pieces:
-        """Learn at most ``size`` pieces from a text."""
+        """Learn at most ``size`` pieces from a text, the 256 bytes among them."""
+        if size < 256:
+            raise DataError(
+                f"byte-pair encoding begins with the 256 bytes, so pieces={size} are too few: take "
+                "more, or 0 for bytes"
+            )
         package = _tokenizers()
         coder = package.Tokenizer(package.models.BPE())
         coder.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -193,12 +206,26 @@ class Lexicon(nn.Module):
         kind, _, held = bytes(state.tolist()).partition(b"\n")
         self.tokenizer = _KINDS[kind.decode()].from_bytes(held) if kind else None
 
+    def adopt(self, tokenizer: Tokenizer) -> None:
+        """Keep a tokenizer; one that is there already must be the same."""
+        held = self.tokenizer
+        if held is tokenizer:
+            return
+        if held is not None and (
+            held.kind != tokenizer.kind or held.to_bytes() != tokenizer.to_bytes()
+        ):
+            raise ZooError(
+                "the training text has another vocabulary than these weights were trained with: "
+                "it has changed since, or is not the one"
+            )
+        self.tokenizer = tokenizer
+
     def require(self) -> Tokenizer:
         """The tokenizer, or an error."""
         if self.tokenizer is None:
             raise ZooError(
-                "these weights came without their vocabulary: train for a step, or set "
-                "model.lexicon.tokenizer"
+                "these weights came without their vocabulary: say where the text is that they "
+                "were trained with (--data-dir), or set model.lexicon.tokenizer"
             )
         return self.tokenizer
 

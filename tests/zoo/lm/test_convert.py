@@ -8,7 +8,7 @@ import torch
 from deq_zoo.errors import CheckpointError
 from deq_zoo.lm.convert import from_authors, to_authors
 from tests.zoo.lm.golden import Golden
-from tests.zoo.lm.nets import made
+from tests.zoo.lm.nets import made, net
 
 
 @pytest.mark.parametrize("design", ["original", "redesigned"])
@@ -40,3 +40,15 @@ def test_weights_that_are_not_theirs_are_told() -> None:
         from_authors(model.config, {"other": torch.zeros(1)})
     with pytest.raises(CheckpointError, match="convergent design is ours"):
         to_authors(made("convergent"))
+    with pytest.raises(CheckpointError, match="the authors have no weights of it"):
+        from_authors(net("convergent"), theirs)
+
+
+def test_weights_of_the_other_design_or_another_size_are_told() -> None:
+    weights = {design: to_authors(made(design)) for design in ("original", "redesigned")}
+    for theirs, ours in (("original", "redesigned"), ("redesigned", "original")):
+        told = f"weights of the {theirs} design, the preset is of the {ours}"
+        with pytest.raises(CheckpointError, match=told):
+            from_authors(net(ours), weights[theirs])
+    with pytest.raises(CheckpointError, match="another size"):
+        from_authors(net("redesigned", width=20, heads=10), weights["redesigned"])

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from deq_zoo.errors import DataError
-from deq_zoo.lm.data import Streams, split_text, text_file, topics, wikitext
+from deq_zoo.errors import DataError, ZooError
+from deq_zoo.lm.data import Streams, read_text, split_text, tokenised, topics, wikitext
 from deq_zoo.lm.tokens import Bytes, Lexicon, Pieces, Tokenizer, Words
 from deq_zoo.task import Shard
 from tests.zoo.lm.golden import SHARED
@@ -33,7 +33,6 @@ def test_golden_vocabulary_ids_and_batches(tmp_path: Path) -> None:
     assert corpus.tokenizer.words == told["vocab"]
     assert corpus.train.tolist() == told["train_ids"]
     assert corpus.valid.tolist() == told["valid_ids"]
-    assert corpus.test is None
     streams = Streams.of(corpus.train, 3, 4)
     found = [{"data": d.tolist(), "target": t.tolist()} for d, t in streams.segments()]
     expected = [{k: s[k] for k in ("data", "target")} for s in told["iterator_bsz3_len4"]]
@@ -65,7 +64,37 @@ def test_unknown_words_are_an_error_or_unk() -> None:
     with pytest.raises(DataError, match="'zebra' is not among the 4"):
         words.encode("a zebra")
     assert words.with_unknown("a zebra\nb") == "a <unk>\nb"
-    assert Words.of(["a"]).with_unknown("b") == "b"
+    assert words.count_unknown("a zebra\nb giraffe") == 2
+    without = Words.of(["a"])
+    assert without.with_unknown("b") == "b"
+    with pytest.raises(DataError, match="'b' is not among the 2 of the training text: use those"):
+        without.encode("b")
+
+
+def test_a_text_that_is_not_utf8_is_told_and_not_repaired(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("für alle ".encode("latin-1") * 20)
+    with pytest.raises(DataError, match=r"a\.txt is not UTF-8: .* at byte 1; convert it"):
+        read_text(tmp_path / "a.txt")
+
+
+def test_pieces_are_the_bytes_at_least() -> None:
+    assert Pieces.of(TEXT, 256).size == 256
+    with pytest.raises(DataError, match="pieces=100 are too few"):
+        Pieces.of(TEXT, 100)
+
+
+def test_a_lexicon_keeps_its_vocabulary() -> None:
+    lexicon, words = Lexicon(), Words.of(["a b"])
+    lexicon.adopt(words)
+    lexicon.adopt(Words.of(["a b"]))
+    for other in (Words.of(["b a"]), Bytes()):
+        with pytest.raises(ZooError, match="another vocabulary"):
+            lexicon.adopt(other)
+    pieces = Lexicon()
+    pieces.adopt(Pieces.of(TEXT, 270))
+    again = Lexicon()
+    again.load_state_dict(pieces.state_dict())
+    again.adopt(Pieces.of(TEXT, 270))  # as a resumed run does
 
 
 def test_every_target_is_scored_once() -> None:
@@ -78,16 +107,16 @@ def test_every_target_is_scored_once() -> None:
 
 def test_a_text_is_held_out_in_two_parts(tmp_path: Path) -> None:
     text = "".join(chr(97 + k % 26) for k in range(1000))
-    corpus = split_text(text, 0)
-    whole = torch.cat((corpus.train, corpus.valid, corpus.test))  # type: ignore[arg-type]
-    assert bytes(whole.tolist()).decode() == text
-    assert len(corpus.valid) == 50
+    parts = split_text(text)
+    assert "".join(parts[split] for split in ("train", "valid", "test")) == text
     (tmp_path / "a.txt").write_text(text)
-    assert torch.equal(text_file(tmp_path / "a.txt", 0).train, corpus.train)
+    corpus = tokenised(read_text(tmp_path / "a.txt"), 0)
+    assert bytes(corpus.train.tolist()).decode() == parts["train"]
+    assert len(corpus.valid) == len(parts["test"]) == 50
 
 
 def test_the_embedded_text_is_pythons_reference() -> None:
-    corpus = topics(0)
+    corpus = tokenised(topics(), 0)
     assert len(corpus.train) > 300_000
     assert "assert" in corpus.tokenizer.decode(corpus.train[:2000].tolist())
 
@@ -98,11 +127,11 @@ def test_missing_data_says_what_to_put_where(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"train\.txt or wiki\.train\.tokens"):
         wikitext(tmp_path)
     with pytest.raises(DataError, match=r"task\.file=FILE"):
-        text_file(None, 0)
+        read_text(None)
     with pytest.raises(DataError, match="cannot be read"):
-        text_file(tmp_path / "none.txt", 0)
+        read_text(tmp_path / "none.txt")
     with pytest.raises(DataError, match="too short to learn from"):
-        split_text("short", 0)
+        split_text("short")
     with pytest.raises(DataError, match="too short for 8 streams"):
         Streams.of(torch.arange(9), 8, 4)
     with pytest.raises(DataError, match="cannot be shared by 2 processes"):

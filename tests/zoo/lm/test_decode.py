@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from deq_zoo.errors import ZooError
 from deq_zoo.lm.decode import Chunked, Incremental, Sampling, choose, make_decoder, write
-from deq_zoo.lm.tokens import Bytes
+from deq_zoo.lm.tokens import Bytes, Words
 from tests.zoo.lm.nets import ids, made
 
 CPU = torch.device("cpu")
@@ -31,6 +31,16 @@ def test_incremental_decoding_equals_full_recomputation(design: str, warm: bool)
 
 
 @torch.no_grad()
+def test_a_warm_start_that_leads_nowhere_is_given_up() -> None:
+    model, tokens = made("original", window=1), ids(length=12)
+    told = model.log_prob(model(tokens).z)
+    decoder = Incremental(model, span=50)
+    decoder.feed(tokens[:, :5])
+    for k in range(5, 12):  # from the state of the token before, Anderson misses the last one
+        assert_close(decoder.feed(tokens[:, k : k + 1]), told[:, k], atol=1e-8, rtol=0)
+
+
+@torch.no_grad()
 def test_incremental_decoding_forgets_what_is_beyond_its_span() -> None:
     model, tokens = made("convergent"), ids(length=8)
     decoder = Incremental(model, span=3)
@@ -40,6 +50,18 @@ def test_incremental_decoding_forgets_what_is_beyond_its_span() -> None:
         out = model(tokens[:, k : k + 1], memory)
         memory = (memory or model.empty_memory(out.u)).followed_by(out, 3)
         assert_close(found, model.log_prob(out.z)[:, 0], atol=1e-8, rtol=0)
+
+
+@pytest.mark.parametrize("design", ["original", "convergent"])
+@torch.no_grad()
+def test_a_prompt_beyond_the_span_is_read_as_evaluation_reads_it(design: str) -> None:
+    model, tokens = made(design), ids(length=10)
+    memory = None
+    for start in (0, 4, 8):
+        out = model(tokens[:, start : start + 4], memory)
+        memory = (memory or model.empty_memory(out.u)).followed_by(out, 4)
+    found = Incremental(model, span=4).feed(tokens)
+    assert_close(found, model.log_prob(out.z)[:, -1], atol=1e-8, rtol=0)
 
 
 @torch.no_grad()
@@ -83,8 +105,25 @@ def test_choices_follow_temperature_top_k_and_top_p() -> None:
     assert shares(temperature=1.0, top_k=2) == pytest.approx([0.625, 0.375, 0, 0], abs=0.03)
     assert shares(temperature=1.0, top_p=0.75) == pytest.approx([0.625, 0.375, 0, 0], abs=0.03)
     assert shares(temperature=1.0, top_p=0.01) == [1, 0, 0, 0]
+    assert shares(temperature=1e-40) == [1, 0, 0, 0]
+    assert shares(temperature=1.0, top_k=99) == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.03)
     hot = shares(temperature=0.5)
     assert hot[0] == pytest.approx(0.25 / (0.25 + 0.09 + 0.0225 + 0.0025), abs=0.03)
+
+
+def test_every_token_of_a_large_vocabulary_may_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In single precision the probabilities of these words add up to more than 1."""
+    torch.manual_seed(1)
+    log_p = torch.randn(1, 267_735).log_softmax(1)
+    seen: list[torch.Tensor] = []
+
+    def likeliest(p: torch.Tensor, n: int, generator: torch.Generator) -> torch.Tensor:
+        seen.append(p)
+        return torch.zeros(1, n, dtype=torch.long)
+
+    monkeypatch.setattr(torch, "multinomial", likeliest)
+    choose(log_p, Sampling(temperature=1.0), torch.Generator())
+    assert bool((seen[0] > 0).all())
 
 
 class Script:
@@ -106,11 +145,51 @@ def test_text_comes_line_by_line_and_wrapped_at_words() -> None:
     assert lines == ["Es ist ein ", "Wörtchen und ", "noch eins", "zwei", "", "drei"]
 
 
+class Shy:
+    """A decoder that would say what its tokenizer does not know."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.fed: list[int] = []
+
+    def feed(self, tokens: torch.Tensor) -> torch.Tensor:
+        assert tokens.dtype == torch.long
+        self.fed += tokens[0].tolist()
+        return torch.arange(self.size, dtype=torch.float32)[None].log_softmax(1)
+
+
+@pytest.mark.parametrize("tokenizer", [Words.of(["a b c"]), Bytes()], ids=lambda t: t.kind)
+def test_a_model_with_room_for_more_tokens_writes_those_there_are(tokenizer: Any) -> None:
+    for temperature in (0.0, 100.0):
+        options = Sampling(prompt="a", tokens=20, temperature=temperature)
+        assert list(write(Shy(tokenizer.size + 50), tokenizer, options, CPU))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompt", ["", "   "])
+def test_a_prompt_without_words_begins_a_line(prompt: str) -> None:
+    shy = Shy(4)
+    assert list(write(shy, Words.of(["a b c"]), Sampling(prompt=prompt, tokens=1), CPU))  # type: ignore[arg-type]
+    assert shy.fed == [0]
+
+
 def test_what_cannot_be_written_is_told() -> None:
+    with pytest.raises(ValueError, match="no fixed point to solve for: use Chunked"):
+        Incremental(made("redesigned"), 4)
+    for wrong, told in (
+        ({"columns": 0}, "columns must be at least 1"),
+        ({"temperature": float("nan")}, "temperature must be at least 0"),
+        ({"temperature": float("inf")}, "temperature must be at least 0 and finite"),
+        ({"seed": 2**70}, "seed must be a number from 0"),
+        ({"top_k": -1}, "top_k must be at least 0"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            Sampling(**wrong)
     with pytest.raises(ValueError, match=r"needs model.eval\(\)"):
         Incremental(made("convergent").train(), 4)
     with pytest.raises(ValueError, match="at least 1 token"):
         Incremental(made("convergent"), 0)
+    with pytest.raises(ValueError, match="a segment has at least 1 token"):
+        Chunked(made("redesigned"), 4, 0)
     with pytest.raises(ValueError, match="top_p must lie"):
         Sampling(top_p=0.0)
     with pytest.raises(ZooError, match="came without their vocabulary"):

@@ -189,6 +189,12 @@ def test_a_batch_of_one_and_an_empty_batch() -> None:
         assert model(tokens[:0]).z.shape == (0, 6, 8)
 
 
+def test_no_options_of_the_solver_may_be_said_as_none() -> None:
+    model = made("redesigned")
+    with torch.no_grad():
+        assert torch.equal(model(ids(), solver_kwargs=None).z, model(ids()).z)
+
+
 def test_what_cannot_be_is_told() -> None:
     with pytest.raises(ValueError, match="multiple of heads"):
         LMConfig(width=10, heads=4)

@@ -13,7 +13,7 @@ import torch
 
 from deq_zoo.cli import main
 from deq_zoo.errors import DataError
-from deq_zoo.lm.presets import CONVERGENT, IMPLICIT, REGULARISED
+from deq_zoo.lm.presets import CONVERGENT, REGULARISED
 from deq_zoo.lm.schedule import WarmCosine
 from deq_zoo.lm.task import LanguageTask, last_step
 from deq_zoo.preset import PRESETS
@@ -135,6 +135,8 @@ def test_the_weight_of_the_jacobian_rises_and_is_drawn_by_step() -> None:
     weights = [told.train_batch(step, 0, Shard()).jac_weight for step in range(400)]
     assert set(weights) == {0.0, 0.1}
     assert sum(w > 0 for w in weights) == pytest.approx(160, abs=40)
+    rising = REGULARISED.with_options(jac_loss_weight=0.0, jac_loss_freq=1.0)
+    assert replace(told, deq=rising).train_batch(60_000, 0, Shard()).jac_weight == 0.2
     late = {told.train_batch(step, 0, Shard()).jac_weight for step in range(90_000, 90_050)}
     assert max(late) == pytest.approx(0.4)
     model = told.build()
@@ -176,7 +178,5 @@ def test_what_does_not_fit_is_told() -> None:
         assert task(net=replace(SMALL, tokens=100)).corpus
     with pytest.raises(ValueError, match="decodes one state"):
         task(deq=DEQConfig(n_states=2))
-    with pytest.raises(ValueError, match="consistency compares unrolled steps"):
-        task(deq=IMPLICIT, consistency=1.0)
     with pytest.raises(ValueError, match="batch must be at least 1"):
         task(batch=0)
