@@ -94,9 +94,15 @@ def main() -> None:
         for row in PARTS[name](size, args.data_dir):
             rows.append(row)
             print("  ".join(f"{key} {_show(value)}" for key, value in row.items()), flush=True)
-        minutes = (time.process_time() - began) / 60
-        held[name] = {"small": args.small, "cpu_minutes": round(minutes, 1), "rows": rows}
-        write_atomically(RESULTS, json.dumps(held, indent=1) + "\n")
+            minutes = (time.process_time() - began) / 60
+            part = {"small": args.small, "cpu_minutes": round(minutes, 1), "rows": rows}
+            merge(name, part)
+
+
+def merge(name: str, part: dict[str, Any]) -> None:
+    """Into the file of results at once, so that nothing is lost."""
+    held = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    write_atomically(RESULTS, json.dumps({**held, name: part}, indent=1) + "\n")
 
 
 def _show(value: Any) -> str:
@@ -238,19 +244,28 @@ def _peak_mb() -> float:
 
 
 def reuse(size: Size, data_dir: str | None) -> Iterator[dict[str, Any]]:
-    """Evaluations along a video, by tolerance; the first pair, which starts cold, is left out."""
+    """Errors along videos by evaluations of f; the first pair, which starts cold, is left out.
+
+    First with as many evaluations for every pair, then by tolerance.
+    """
     model = trained("correction", size)
-    frames, flows = synthetic_video(size.frames, size.crop)
-    for tolerance in (1.0, 0.5, 0.2, 0.1):
+    videos = [
+        synthetic_video(size.frames, size.crop, name, speed=14.0, reach=110.0)
+        for name in ("coffee", "flower")
+    ]
+    limits = [(0.0, n) for n in size.budgets] + [(each, 60) for each in (2.0, 1.0, 0.5)]
+    for tolerance, most in limits:
         for carried in (False, True):
-            stream = FlowStream(model, tolerance, max_iter=60, reuse=carried)
             scores, evaluations = FlowScores(), []
-            for k, found in enumerate(stream(frame[None] for frame in frames)):
-                if k:
-                    scores.add(found.flow[0], flows[k], unfolded(flows[k]))
-                    evaluations.append(found.nfe)
+            for frames, flows in videos:
+                stream = FlowStream(model, tolerance, max_iter=most, reuse=carried)
+                for k, found in enumerate(stream(frame[None] for frame in frames)):
+                    if k:
+                        scores.add(found.flow[0], flows[k], unfolded(flows[k]))
+                        evaluations.append(found.nfe)
             yield {
                 "tolerance": tolerance,
+                "most": most,
                 "reuse": carried,
                 "nfe": sum(evaluations) / len(evaluations),
                 "aepe": scores.aepe,
