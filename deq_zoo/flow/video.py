@@ -74,7 +74,7 @@ class FlowStream:
     Args:
         model: in evaluation mode.
         tolerance: pixels.
-        max_iter: most evaluations for a pair.
+        max_iter: most evaluations for a pair; 0 is the budget of the model's own evaluation.
         reuse: whether to start from the pair before; False starts every solve at zero.
         cut: mean change of grey levels, at an eighth of the size, that begins a new scene.
         pad: see :meth:`DEQFlow.forward`.
@@ -84,17 +84,17 @@ class FlowStream:
         self,
         model: DEQFlow,
         tolerance: float = 0.1,
-        max_iter: int = 60,
+        max_iter: int = 0,
         reuse: bool = True,
         cut: float = 50.0,
         pad: Side = "both",
     ) -> None:
-        if tolerance < 0 or max_iter < 1:
+        if tolerance < 0 or max_iter < 0:
             raise ValueError(
-                f"tolerance must be >= 0 and max_iter >= 1, got {tolerance} and {max_iter}"
+                f"tolerance and max_iter must be at least 0, got {tolerance} and {max_iter}"
             )
         self.model, self.reuse, self.cut, self.pad = model, reuse, cut, pad
-        self.tolerance, self.max_iter = tolerance, max_iter
+        self.tolerance, self.max_iter = tolerance, max_iter or model.deq.eval_f_max_iter
         self.reset()
 
     def reset(self) -> None:

@@ -129,8 +129,16 @@ def test_cuts_and_new_sizes_begin_anew() -> None:
     assert stream.push(torch.zeros(1, 3, 72, 64)) is None
     stream.reset()
     assert stream.push(dark) is None
-    with pytest.raises(ValueError, match="tolerance must be >= 0"):
+    with pytest.raises(ValueError, match="must be at least 0, got -1"):
         FlowStream(knowing(), tolerance=-1)
+
+
+def test_a_pair_gets_the_evaluations_of_the_models_own_evaluation() -> None:
+    model = knowing()
+    model.deq.eval_f_max_iter = 3
+    frames = [torch.full((1, 3, 64, 64), 9.0 * k) for k in range(2)]
+    assert [found.nfe for found in FlowStream(model, tolerance=0.0)(frames)] == [3]
+    assert [found.nfe for found in FlowStream(model, 0.0, max_iter=5)(frames)] == [5]
 
 
 def test_the_tolerance_does_not_depend_on_the_size() -> None:
