@@ -1,11 +1,12 @@
 """Does DEQ-Flow learn, what do its corrections, its gradients and the reuse of its states buy?
 
-Five questions, each with a table: a small model trained on warped photographs with fixed-point
-correction, without it and unrolled, for equal processor time; its error by evaluations of f;
+Six questions, each with a table: a small model trained on warped photographs with fixed-point
+correction, without it and unrolled, for equal processor time, judged with its 24 evaluations of f;
+the same with as many as in training, and fewer; its error by evaluations of f on warps;
 memory of a training step by evaluations; evaluations along a synthetic video with and without
 reuse, at equal error; classical methods of scikit-image and no motion at all on the same pairs.
 
-``train`` saves the weights that ``nfe`` and ``reuse`` measure.
+``train`` saves the weights that ``judge``, ``nfe`` and ``reuse`` measure.
 """
 
 from __future__ import annotations
@@ -199,6 +200,18 @@ def nfe(size: Size, data_dir: str | None) -> Iterator[dict[str, Any]]:
             yield {"way": way, "nfe": budget, "aepe": error(model, pairs, f_max_iter=budget)}
 
 
+def judge(size: Size, data_dir: str | None) -> Iterator[dict[str, Any]]:
+    """Errors on all sets with the evaluations of training, and with a third of them."""
+    for way in WAYS:
+        model = trained(way, size)
+        for budget in (EVALUATIONS // 3, EVALUATIONS):
+            errors = {
+                name: error(model, pairs, f_max_iter=budget)
+                for name, pairs in tests(size, data_dir).items()
+            }
+            yield {"way": way, "nfe": budget, **errors}
+
+
 def memory(size: Size, data_dir: str | None) -> Iterator[dict[str, Any]]:
     """Peak memory and time of a training step of the tiny model; each in a process of its own."""
     for steps in size.memory_steps:
@@ -300,6 +313,7 @@ def classical(size: Size, data_dir: str | None) -> Iterator[dict[str, Any]]:
 PARTS: dict[str, Callable[[Size, str | None], Iterator[dict[str, Any]]]] = {
     "classical": classical,
     "train": train,
+    "judge": judge,
     "nfe": nfe,
     "memory": memory,
     "reuse": reuse,

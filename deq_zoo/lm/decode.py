@@ -48,8 +48,9 @@ class Incremental(Decoder):
     Args:
         model: of the original or the convergent design.
         span: how many earlier tokens it remembers.
-        warm: whether a solve starts at the equilibrium of the token before; one that does not
-            settle from there begins again at zeros, as reading does.
+        warm: whether a token's solve starts at the equilibrium that the same token had when it last
+            came up within the span, which is nearer than that of the token before; else at zeros.
+            A solve that does not settle from there begins again at zeros, as reading does.
     """
 
     def __init__(self, model: DEQTransformer, span: int, warm: bool = True) -> None:
@@ -59,7 +60,8 @@ class Incremental(Decoder):
         self.warm = warm
         self._past: list[tuple[Tensor, Tensor]] = []
         self._distances: list[Tensor] = []
-        self._last: Tensor | None = None
+        self._ids: Tensor | None = None  # (B, n) the text within the span
+        self._states: Tensor | None = None  # (B, n, D) its equilibria
 
     @torch.no_grad()
     def feed(self, ids: Tensor) -> Tensor:
@@ -71,16 +73,24 @@ class Incremental(Decoder):
     def _read(self, ids: Tensor) -> Tensor:
         """(B, 1, D) the state of the last token."""
         u = self.model.inject(ids)
-        z0 = None
-        if self.warm and self._last is not None:
-            z0 = self._last.expand(-1, ids.shape[1], -1).clone()
-        contexts = self._contexts(u)
+        z0, contexts = self._start(ids), self._contexts(u)
         out = self.model.solve(u, contexts, z0)
         if z0 is not None and self.model.deq.f_tol and bool(out.stats.failed.any()):
             out = self.model.solve(u, contexts)
-        self._remember(out)
-        self._last, self.stats = out.z[:, -1:], out.stats
-        return self._last
+        self._remember(ids, out)
+        self.stats = out.stats
+        return out.z[:, -1:]
+
+    def _start(self, ids: Tensor) -> Tensor | None:
+        """(B, n, D): for each token the state it last had, or zeros; None if all are new."""
+        if self._ids is None or self._states is None:
+            return None
+        same = ids[:, :, None] == self._ids[:, None]  # (B, n, past)
+        if not bool(same.any()):
+            return None
+        last = same.shape[2] - 1 - same.flip(2).byte().argmax(2)
+        z = self._states.gather(1, last[..., None].expand(-1, -1, self._states.shape[2]))
+        return torch.where(same.any(2, keepdim=True), z, 0)
 
     def _contexts(self, u: Tensor) -> list[Context]:
         if not self._past:
@@ -97,8 +107,13 @@ class Incremental(Decoder):
             self._distances = [b.attention.distances(table) for b in self.model.func]
         return [r[..., -keys:] for r in self._distances]
 
-    def _remember(self, out: Output) -> None:
+    def _remember(self, ids: Tensor, out: Output) -> None:
         func = self.model.func
+        if self.warm:
+            before = [] if self._ids is None else [self._ids]
+            self._ids = torch.cat((*before, ids), dim=1)[:, -self.span :]
+            before = [] if self._states is None else [self._states]
+            self._states = torch.cat((*before, out.z), dim=1)[:, -self.span :]
         for n, (block, z) in enumerate(zip(func, func.recall(out.kept), strict=True)):
             new = block.attention.keys(block.remembered(z), out.u)
             k, v = (torch.cat(pair, dim=2) for pair in zip(self._past[n], new, strict=True))

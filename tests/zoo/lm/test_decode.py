@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.testing import assert_close
 
 from deq_zoo.errors import ZooError
@@ -31,13 +32,39 @@ def test_incremental_decoding_equals_full_recomputation(design: str, warm: bool)
 
 
 @torch.no_grad()
-def test_a_warm_start_that_leads_nowhere_is_given_up() -> None:
-    model, tokens = made("original", window=1), ids(length=12)
+def test_a_warm_start_that_leads_nowhere_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokens = made("original"), ids(length=6)[:, [0, 1, 2, 0, 1, 2]]
     told = model.log_prob(model(tokens).z)
+    solve, hopeless = model.solve, list[Tensor]()
+
+    def solve_badly(u: Tensor, contexts: Any, z0: Tensor | None = None) -> Any:
+        if z0 is None:
+            return solve(u, contexts)
+        hopeless.append(z0)
+        with monkeypatch.context() as patch:
+            patch.setattr(model.deq, "eval_f_max_iter", 1)
+            return solve(u, contexts, z0)
+
+    monkeypatch.setattr(model, "solve", solve_badly)
     decoder = Incremental(model, span=50)
-    decoder.feed(tokens[:, :5])
-    for k in range(5, 12):  # from the state of the token before, Anderson misses the last one
+    for k in range(6):
         assert_close(decoder.feed(tokens[:, k : k + 1]), told[:, k], atol=1e-8, rtol=0)
+    assert len(hopeless) == 3
+
+
+@torch.no_grad()
+def test_a_warm_start_is_the_last_state_of_the_same_token() -> None:
+    model, decoder = made("convergent"), Incremental(made("convergent"), span=3)
+    text = torch.tensor([[1, 2, 1], [3, 4, 5]])
+    z = model(text).z
+    decoder.feed(text)
+    assert decoder._start(torch.tensor([[7], [7]])) is None
+    found = decoder._start(torch.tensor([[1, 2], [1, 3]]))
+    assert found is not None
+    assert_close(found[0], z[0, [2, 1]], atol=1e-8, rtol=0)
+    assert_close(found[1], torch.stack((torch.zeros_like(z[1, 0]), z[1, 0])), atol=1e-8, rtol=0)
+    decoder.feed(torch.tensor([[6], [6]]))  # the first of three is forgotten
+    assert decoder._start(torch.tensor([[9], [3]])) is None
 
 
 @torch.no_grad()
