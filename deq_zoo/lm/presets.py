@@ -147,7 +147,7 @@ def lm_quick() -> Preset:
                          dropout=0.0, init="scaled"),
             deq=CONVERGENT.with_options(grad=[4]),
             data="topics", batch=8, length=64, memory=64, eval_batch=8, eval_limit=10,
-            ahead=4, consistency=CONSISTENCY,
+            ahead=4, consistency=4.0,
         ),
         optim=Adam(lr=3e-3, schedule=Cosine(warmup=30, floor=0.05)),
         clip=0.5,
