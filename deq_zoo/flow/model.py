@@ -156,7 +156,7 @@ class DEQFlow(nn.Module):
         self,
         image1: Tensor,
         image2: Tensor,
-        start: State | None = None,
+        start: State | Tensor | None = None,
         pad: Side = "both",
         **call: Any,
     ) -> FlowOutput:
@@ -165,13 +165,16 @@ class DEQFlow(nn.Module):
         Args:
             image1: the frame whose pixels are followed.
             image2: the frame they are found in.
-            start: where to start, e.g. :func:`deq_zoo.flow.video.carried`; zeros by default.
+            start: where to start, e.g. :func:`deq_zoo.flow.video.carried`, or a flow on the grid
+                alone; zeros by default.
             pad: rows that sides of no multiple of 8 need come on ``both`` sides, or at the
                 ``bottom``, which KITTI's sky prefers.
             **call: options of this call of the DEQ, e.g. ``f_max_iter=12``.
         """
         box = self.box(image1, pad)
         z0 = self.start(image1, pad)
+        if isinstance(start, Tensor):
+            start = State(z0.hid, start)
         if start is not None:
             _check_start(start, z0)
             z0 = start

@@ -16,6 +16,7 @@ from deq_zoo.flow.formats import read_image, write_flo, write_image, write_kitti
 from deq_zoo.flow.model import DEQFlow
 from deq_zoo.flow.video import FlowStream, Frame, read_frames
 
+_EXACT = 0.1  # pixels, for what is compared with others
 PICTURES = (".png", ".jpg", ".jpeg", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")
 
 
@@ -114,7 +115,7 @@ def _sintel_submission(
     model: DEQFlow, root: Path, out: Path, device: torch.device
 ) -> Iterator[str]:
     for rendering in ("clean", "final"):
-        stream, scene = FlowStream(model), ""
+        stream, scene = FlowStream(model, tolerance=_EXACT), ""
         for files in sintel(root, "test", rendering).files:
             if files.scene != scene:
                 stream.reset()

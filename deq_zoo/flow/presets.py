@@ -79,6 +79,7 @@ def flow_quick() -> Preset:
         crop=(64, 96),
         motion=Motion(shift=8.0, turn=0.03, zoom=0.03, wave=1.5),
         colour=False,
+        near=0.3,
     )
     return Preset(
         task=task,

@@ -23,7 +23,7 @@ from deq_zoo.flow.loss import sequence_loss, training_metrics
 from deq_zoo.flow.metrics import FlowScores
 from deq_zoo.flow.model import DEQFlow, FlowConfig
 from deq_zoo.flow.predict import predict_files
-from deq_zoo.flow.warps import Motion, draw_pair, motorcycle
+from deq_zoo.flow.warps import Motion, draw_pair, motorcycle, near
 from deq_zoo.record import SolverRecord
 from deq_zoo.task import (
     Evaluation,
@@ -39,7 +39,7 @@ from deq_zoo.task import (
 from torchdeq import DEQConfig
 from torchdeq.registry import suggest
 
-Batch = tuple[Tensor, Tensor, Tensor, Tensor]
+Batch = tuple[Tensor, ...]  # two frames, flow, where it is known; a flow to start from
 _PAIRS = 1000  # of warps, which have no end, in one epoch
 
 
@@ -113,8 +113,8 @@ class FlowTask(Task):
         raise NotImplementedError
 
     def loss(self, model: nn.Module, batch: Batch, carry: Any) -> Loss:
-        image1, image2, truth, valid = batch
-        flows, _, stats = model(image1, image2)
+        image1, image2, truth, valid, *start = batch
+        flows, _, stats = model(image1, image2, *start)
         value = sequence_loss(flows, truth, valid, self.deq.gamma)
         return Loss(value, training_metrics(flows[-1], truth, valid), stats)
 
@@ -173,6 +173,10 @@ class WarpTask(FlowTask):
         eval_pairs: held-out warps.
         stereo: whether to report on the stereo pair too, at half its size.
         colour: whether colours change from frame to frame and pair to pair.
+        near: share of training pairs whose solve starts near the true flow, not at zero: a map that
+            has seen errors of all directions leads back from them, and takes up another pair's
+            state.
+        near_error: how near, in pixels; see :func:`deq_zoo.flow.warps.near`.
     """
 
     batch: int = 8
@@ -182,9 +186,16 @@ class WarpTask(FlowTask):
     eval_pairs: int = 24
     stereo: bool = True
     colour: bool = True
+    near: float = 0.0
+    near_error: float = 8.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not 0 <= self.near <= 1 or self.near_error < 0:
+            raise ValueError(
+                "near is a share of pairs, from 0 to 1, and near_error at least 0 pixels, got "
+                f"{self.near} and {self.near_error}"
+            )
         if self.eval_pairs < 1:
             raise ValueError(f"eval_pairs must be at least 1, got {self.eval_pairs}")
         if self.data_dir is not None:
@@ -198,6 +209,18 @@ class WarpTask(FlowTask):
         augment = Augment(self.crop, flips=False, erase=0.0, colour=self.colour)
         pair = draw_pair("train", step * self.batch + k, self.crop, self.motion, seed)
         return augment.recolour(pair, generator("colour", seed, step, k))
+
+    def train_batch(self, step: int, seed: int, shard: Shard) -> Batch:
+        batch = super().train_batch(step, seed, shard)
+        if not self.near:
+            return batch
+        starts = []
+        for k, flow in zip(range(self.batch)[shard.rank :: shard.world], batch[2], strict=True):
+            rng = generator("start", seed, step, k)
+            close = float(torch.rand((), generator=rng)) < self.near
+            start = near(flow, self.near_error, rng)
+            starts.append(start if close else torch.zeros_like(start))
+        return *batch, torch.stack(starts)
 
     @cached_property
     def _judges(self) -> dict[str, Sequence[Pair] | FlowSet]:

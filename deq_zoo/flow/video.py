@@ -83,7 +83,7 @@ class FlowStream:
     def __init__(
         self,
         model: DEQFlow,
-        tolerance: float = 0.1,
+        tolerance: float = 0.5,
         max_iter: int = 0,
         reuse: bool = True,
         cut: float = 50.0,

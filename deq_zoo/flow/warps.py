@@ -20,6 +20,7 @@ from torch import Tensor
 from deq_zoo.errors import ZooError
 from deq_zoo.flow.augment import Pair
 from deq_zoo.flow.layers import pixel_grid
+from deq_zoo.flow.model import STRIDE
 from deq_zoo.task import generator
 
 TRAINING = ("astronaut", "rocket", "immunohistochemistry", "china", "camera", "gravel", "coins")
@@ -123,6 +124,20 @@ def sample(image: Tensor, at: Tensor) -> Tensor:
     )
     pixels: Tensor = found[0]
     return pixels
+
+
+def near(flow: Tensor, error: float, rng: torch.Generator) -> Tensor:
+    """A flow (2, H, W) on the grid of an eighth of its sides, (2, H / 8, W / 8), with an error.
+
+    Args:
+        flow: in pixels.
+        error: standard deviation of its constant part, in pixels; a smooth part has half of it.
+        rng: decides it.
+    """
+    true = F.avg_pool2d(flow, STRIDE)
+    noise = torch.randn(1, 2, 3, 4, generator=rng)
+    bend = F.interpolate(noise, size=true.shape[1:], mode="bilinear")[0]
+    return (true + error * (torch.randn(2, 1, 1, generator=rng) + 0.5 * bend)) / STRIDE
 
 
 def draw_pair(split: str, index: int, size: tuple[int, int], motion: Motion, seed: int = 0) -> Pair:

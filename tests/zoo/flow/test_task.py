@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
 import deq_zoo
@@ -18,6 +19,7 @@ from deq_zoo.errors import CheckpointError, DataError, ZooError
 from deq_zoo.flow import DEQFlow
 from deq_zoo.flow.convert import from_authors, to_authors
 from deq_zoo.flow.formats import read_flo, read_image, write_image
+from deq_zoo.flow.model import State
 from deq_zoo.flow.predict import predict_files, write_submission
 from deq_zoo.flow.presets import DENSE, SPARSE
 from deq_zoo.flow.task import StageTask, WarpTask
@@ -271,3 +273,31 @@ def test_released_weights_go_round(smoke: Path, tmp_path: Path) -> None:
     bare["cnet.layer2.0.downsample.1.weight"] += 1
     with pytest.raises(CheckpointError, match="one tensor in the authors' files"):
         from_authors(bare)
+
+
+def test_some_solves_of_training_start_near_the_true_flow() -> None:
+    task = replace(find_preset("flow-smoke").task, batch=40, near=0.5, near_error=2.0)  # type: ignore[type-var]
+    batch = task.train_batch(3, 0, Shard())
+    truth, start = batch[2], batch[4]
+    assert start.shape == (40, 2, 8, 9)
+    assert all(map(torch.equal, batch, task.train_batch(3, 0, Shard())))
+    halves = [task.train_batch(3, 0, Shard(rank, 2))[4] for rank in range(2)]
+    assert torch.equal(torch.stack(halves, dim=1).flatten(0, 1), start)
+    moved = start.flatten(1).any(1)
+    assert 10 < int(moved.sum()) < 30
+    errors = 8 * start - F.avg_pool2d(truth, 8)
+    assert 1.5 < float(errors[moved].std()) < 3.0
+    with pytest.raises(ValueError, match="share of pairs"):
+        replace(task, near=1.5)  # type: ignore[type-var]
+
+
+def test_a_solve_may_start_from_a_flow_alone() -> None:
+    model = find_preset("flow-smoke").task.build().eval()
+    a, b = torch.randint(256, (2, 1, 3, 64, 64), dtype=torch.uint8)
+    assert isinstance(model, DEQFlow)
+    flow = torch.randn(1, 2, 8, 8)
+    found = model(a, b, flow, f_max_iter=2)
+    wanted = model(a, b, State(torch.zeros(1, 32, 8, 8), flow), f_max_iter=2)
+    assert torch.equal(found.flows[0], wanted.flows[0])
+    with pytest.raises(ValueError, match="a start for these images"):
+        model(a, b, torch.randn(1, 2, 4, 8))
