@@ -77,7 +77,7 @@ def test_predicts_from_pictures_of_any_size(
         Image.new(mode, size, color=200 if mode == "L" else (200, 0, 0)).save(files[-1])
     model = deq_zoo.load(smoke)
     pytest.importorskip("mlxtend")
-    lines = digits.predict(model, files, None, torch.device("cpu"))
+    lines = list(digits.predict(model, files, None, torch.device("cpu")))
     assert len(lines) == 2
     assert "%" in lines[0]
     assert main(["predict", str(smoke), str(tmp_path / "none.png"), "--cpu"]) == 2
