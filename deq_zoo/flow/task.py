@@ -23,7 +23,7 @@ from deq_zoo.flow.loss import sequence_loss, training_metrics
 from deq_zoo.flow.metrics import FlowScores
 from deq_zoo.flow.model import DEQFlow, FlowConfig
 from deq_zoo.flow.predict import predict_files
-from deq_zoo.flow.warps import Motion, draw_pair, motorcycle, near
+from deq_zoo.flow.warps import Motion, draw_pair, motorcycle, near_flow
 from deq_zoo.record import SolverRecord
 from deq_zoo.task import (
     Evaluation,
@@ -93,14 +93,14 @@ class FlowTask(Task):
             load_weights(model, earlier.state_dict(), self.start_from)
 
     @abstractmethod
-    def draw(self, step: int, k: int, seed: int) -> Pair:
-        """Pair ``k`` of a training batch."""
+    def draw(self, step: int, rows: Sequence[int], seed: int) -> list[Pair]:
+        """These pairs of a training batch."""
 
     def train_batch(self, step: int, seed: int, shard: Shard) -> Batch:
         mine = range(self.batch)[shard.rank :: shard.world]
         if not mine:
             raise ZooError(f"a batch of {self.batch} is too small for {shard.world} processes")
-        pairs = [self.draw(step, k, seed) for k in mine]
+        pairs = self.draw(step, mine, seed)
         if self.noise:
             pairs = [
                 with_noise(pair, self.noise, generator("noise", seed, step, k))
@@ -108,9 +108,9 @@ class FlowTask(Task):
             ]
         return collate(pairs)
 
+    @abstractmethod
     def judges(self) -> dict[str, Sequence[Pair] | FlowSet]:
         """Held-out pairs by the name of their set, the one to choose by first."""
-        raise NotImplementedError
 
     def loss(self, model: nn.Module, batch: Batch, carry: Any) -> Loss:
         image1, image2, truth, valid, *start = batch
@@ -176,7 +176,7 @@ class WarpTask(FlowTask):
         near: share of training pairs whose solve starts near the true flow, not at zero: a map that
             has seen errors of all directions leads back from them, and takes up another pair's
             state.
-        near_error: how near, in pixels; see :func:`deq_zoo.flow.warps.near`.
+        near_error: how near, in pixels; see :func:`deq_zoo.flow.warps.near_flow`.
     """
 
     batch: int = 8
@@ -205,10 +205,13 @@ class WarpTask(FlowTask):
     def steps_per_epoch(self) -> int:
         return steps_in_epoch(_PAIRS, self.batch)
 
-    def draw(self, step: int, k: int, seed: int) -> Pair:
+    def draw(self, step: int, rows: Sequence[int], seed: int) -> list[Pair]:
         augment = Augment(self.crop, flips=False, erase=0.0, colour=self.colour)
-        pair = draw_pair("train", step * self.batch + k, self.crop, self.motion, seed)
-        return augment.recolour(pair, generator("colour", seed, step, k))
+        pairs = []
+        for k in rows:
+            pair = draw_pair("train", step * self.batch + k, self.crop, self.motion, seed)
+            pairs.append(augment.recolour(pair, generator("colour", seed, step, k)))
+        return pairs
 
     def train_batch(self, step: int, seed: int, shard: Shard) -> Batch:
         batch = super().train_batch(step, seed, shard)
@@ -218,7 +221,7 @@ class WarpTask(FlowTask):
         for k, flow in zip(range(self.batch)[shard.rank :: shard.world], batch[2], strict=True):
             rng = generator("start", seed, step, k)
             close = float(torch.rand((), generator=rng)) < self.near
-            start = near(flow, self.near_error, rng)
+            start = near_flow(flow, self.near_error, rng)
             starts.append(start if close else torch.zeros_like(start))
         return *batch, torch.stack(starts)
 
@@ -273,10 +276,10 @@ class StageTask(FlowTask):
         assert self.judges()  # what is missing is told before training
         return steps_in_epoch(len(self.train_set), self.batch, drop_last=True)
 
-    def draw(self, step: int, k: int, seed: int) -> Pair:
+    def draw(self, step: int, rows: Sequence[int], seed: int) -> list[Pair]:
         data = self.train_set
-        chosen = batch_indices(len(data), self.batch, step, seed, drop_last=True)
-        return data.draw(int(chosen[k]), generator("augment", seed, step, k))
+        chosen = batch_indices(len(data), self.batch, step, seed, drop_last=True).tolist()
+        return [data.draw(chosen[k], generator("augment", seed, step, k)) for k in rows]
 
 
 def _kind(pairs: Sequence[Pair] | FlowSet) -> tuple[bool, bool]:

@@ -126,7 +126,7 @@ def sample(image: Tensor, at: Tensor) -> Tensor:
     return pixels
 
 
-def near(flow: Tensor, error: float, rng: torch.Generator) -> Tensor:
+def near_flow(flow: Tensor, error: float, rng: torch.Generator) -> Tensor:
     """A flow (2, H, W) on the grid of an eighth of its sides, (2, H / 8, W / 8), with an error.
 
     Args:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -84,3 +85,8 @@ def golden() -> tuple[nn.Module, dict[str, Tensor], Any]:
 def error(got: Tensor, expected: Tensor) -> float:
     """Relative to the largest entry."""
     return float((got - expected).abs().max() / expected.abs().max())
+
+
+def write(path: Path, width: int = 20, height: int = 10, level: int = 100) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (width, height), (level, 0, 255)).save(path)
