@@ -20,7 +20,8 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch._C import _functorch
+
+from torchdeq._torch import function_transforms_active, is_batched, is_wrapped, unwrapped
 
 
 class _VariationalDropoutNd(nn.Module):
@@ -65,7 +66,7 @@ class _VariationalDropoutNd(nn.Module):
         mask = torch.empty(shape, dtype=x.real.dtype, device=x.device).bernoulli(kept)
         if kept:
             mask = mask / kept
-        if torch._C._are_functorch_transforms_active():
+        if function_transforms_active():
             mask = _outliving(mask)
         others = {key: value for key, value in self._masks.items() if key != shape}
         self._masks = {**others, shape: mask}  # a new dict: shallow copies may share the old one
@@ -168,13 +169,13 @@ class VariationalDropToken3d(_Structured):
 
 def _outliving(mask: Tensor) -> Tensor:
     """The plain tensor inside what ``torch.func`` transforms hand out, which ends with them."""
-    while _functorch.is_functorch_wrapped_tensor(mask):
-        if _functorch.is_batchedtensor(mask):
+    while is_wrapped(mask):
+        if is_batched(mask):
             raise RuntimeError(
                 "a mask outlives the call, so it cannot differ between the slices of a vmap: use "
                 'randomness="same", or call the module once before'
             )
-        mask = _functorch.get_unwrapped(mask)
+        mask = unwrapped(mask)
     return mask
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch._compile import _disable_dynamo  # unlike torch.compiler.disable, imports no compiler
+
+from torchdeq._torch import compiler_loaded, without_compiler
+
+__all__ = ["compiler_loaded", "eagerly", "untraced"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -20,18 +22,13 @@ def untraced(fn: Callable[P, R]) -> Callable[P, R]:
 
     For loops that decide by values. What ``fn`` calls may itself be compiled.
     """
-    hidden = _disable_dynamo(fn)
+    hidden = without_compiler(fn)
 
     @wraps(fn)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         return (hidden if torch.compiler.is_compiling() else fn)(*args, **kwargs)
 
     return call
-
-
-def compiler_loaded() -> bool:
-    """Whether anything in this process can have been compiled."""
-    return "torch._dynamo" in sys.modules
 
 
 def eagerly() -> AbstractContextManager[Any]:

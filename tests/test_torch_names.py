@@ -1,0 +1,314 @@
+"""Private names of torch: each does what its function says, and all of them are in one place."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.dlpack import from_dlpack
+
+import torchdeq
+from torchdeq import _torch
+
+ROOT = Path(torchdeq.__file__).parent
+
+
+def seen_under_vmap(what: Callable[[Tensor], Any]) -> list[Any]:
+    """Return what a function of the slice gives inside a vmap over two of them."""
+    seen: list[Any] = []
+
+    def f(t: Tensor) -> Tensor:
+        seen.append(what(t))
+        return t
+
+    torch.func.vmap(f)(torch.ones(2, 3))
+    return seen
+
+
+def seen_under_grad(what: Callable[[Tensor], Any]) -> list[Any]:
+    """Return what a function of the number 2 gives inside `torch.func.grad`."""
+    seen: list[Any] = []
+
+    def f(t: Tensor) -> Tensor:
+        seen.append(what(t))
+        return t
+
+    torch.func.grad(f)(torch.tensor(2.0))
+    return seen
+
+
+def test_function_transforms_are_noticed() -> None:
+    assert not _torch.function_transforms_active()
+    assert seen_under_vmap(lambda _: _torch.function_transforms_active()) == [True]
+    assert seen_under_vmap(lambda _: _torch.transforms_active()) == [True]
+    assert seen_under_grad(lambda _: _torch.function_transforms_active()) == [True]
+
+
+def test_dual_levels_are_noticed() -> None:
+    assert not _torch.dual_level_active()
+    assert not _torch.transforms_active()
+    with forward_ad.dual_level():
+        assert _torch.dual_level_active()
+        assert _torch.transforms_active()
+        assert not _torch.function_transforms_active()
+
+
+def test_dual_levels_are_noticed_by_public_means_too() -> None:
+    assert not _torch._can_make_duals()
+    with forward_ad.dual_level():
+        assert _torch._can_make_duals()
+
+
+def test_forward_mode_can_be_switched_off() -> None:
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(torch.ones(2), torch.ones(2))
+        with _torch.forward_mode(False):
+            assert forward_ad.unpack_dual(dual * 2).tangent is None
+            with _torch.forward_mode(True):
+                assert forward_ad.unpack_dual(dual * 2).tangent is not None
+        assert forward_ad.unpack_dual(dual * 2).tangent is not None
+
+
+def test_tensors_of_a_transform_are_told_from_plain_ones() -> None:
+    t = torch.ones(2)
+    assert not _torch.is_wrapped(t)
+    assert not _torch.is_batched(t)
+    assert seen_under_vmap(_torch.is_wrapped) == [True]
+    assert seen_under_vmap(_torch.is_batched) == [True]
+    assert seen_under_grad(_torch.is_wrapped) == [True]
+    assert seen_under_grad(_torch.is_batched) == [False]
+
+
+def test_a_wrapped_tensor_can_be_unwrapped() -> None:
+    (inner,) = seen_under_vmap(_torch.unwrapped)
+    assert isinstance(inner, Tensor)
+    assert torch.equal(inner, torch.ones(2, 3))
+    assert not _torch.is_wrapped(inner)
+
+
+def test_levels_are_numbered() -> None:
+    assert _torch.level_of(torch.ones(1)) == 0
+    assert _torch.current_level() == 0
+    levels: list[int] = []
+
+    def inner(t: Tensor) -> Tensor:
+        levels.extend((_torch.level_of(t), _torch.current_level()))
+        return t
+
+    def outer(t: Tensor) -> Tensor:
+        levels.extend((_torch.level_of(t), _torch.current_level()))
+        return torch.func.grad(inner)(t)
+
+    torch.func.vmap(outer)(torch.ones(2))
+    assert levels == [1, 1, 2, 2]
+
+
+def test_a_level_is_taken_off_its_own_tensors_only() -> None:
+    other = torch.ones(())
+
+    def bare(t: Tensor) -> tuple[Tensor, Tensor]:
+        level = _torch.current_level()
+        return _torch.without_level(t, level), _torch.without_level(other, level)
+
+    ((own, same),) = seen_under_grad(bare)
+    assert not _torch.is_wrapped(own)
+    assert own == 2
+    assert torch.equal(same, other)
+
+
+def test_batches_of_cotangents_are_taken_off_and_put_back() -> None:
+    assert _torch.legacy_batch_level() == 0
+    assert not _torch.is_legacy_batched(torch.ones(1))
+    seen: list[Any] = []
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx: object, g: Tensor) -> Tensor:
+            seen.append(_torch.is_legacy_batched(g))
+            level = _torch.legacy_batch_level()
+            plain = _torch.without_legacy_batch(g, level, 3)
+            seen.append(tuple(plain.shape))
+            return _torch.with_legacy_batch(2 * plain, level)
+
+    x = torch.ones(2, requires_grad=True)
+    y = Twice.apply(x)
+    cotangents = torch.arange(6.0).view(3, 2)
+    (got,) = torch.autograd.grad(y, x, cotangents, is_grads_batched=True)
+    assert torch.equal(got, 2 * cotangents)
+    assert seen == [True, (3, 2)]
+    assert _torch.legacy_batch_level() == 0
+
+
+def test_writing_into_a_tensor_is_counted() -> None:
+    t = torch.ones(2)
+    before = _torch.version(t)
+    t.add_(1)
+    assert _torch.version(t) != before
+    with torch.inference_mode():
+        assert _torch.version(torch.ones(2)) is None
+
+
+def test_views_share_a_counter_and_data_does_not() -> None:
+    t = torch.ones(2, 3)
+    before = _torch.version(t)
+    for alias in (t, t.view(6), t[1:], t.detach(), t.mT):
+        assert _torch.share_counter(t, alias)
+        assert _torch.share_counter(alias, t)
+    for alias in (t.data, torch.from_numpy(t.numpy()), from_dlpack(t), t.clone()):
+        assert not _torch.share_counter(t, alias)
+    assert _torch.version(t) == before  # asking is not writing
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_other_owners_of_memory_are_known(inference: bool) -> None:
+    with torch.inference_mode(inference):
+        t = torch.ones(2, 3)
+        assert not _torch.has_other_owners(t)
+        assert not _torch.has_other_owners(torch.ones(2, 3))
+        view = t.view(6)
+        assert _torch.has_other_owners(view)
+        assert _torch.has_other_owners(t.data)
+        del view
+        assert not _torch.has_other_owners(t)
+    with torch.inference_mode():
+        assert not _torch.has_other_owners(torch.ones(2, 3).view(6)[1:])
+
+
+def test_layers_that_use_the_batch_are_known() -> None:
+    norm = nn.BatchNorm2d(3)
+    assert _torch.normalises_over_batch(norm)
+    assert not _torch.normalises_over_batch(norm.eval())
+    assert _torch.normalises_over_batch(nn.BatchNorm1d(3, track_running_stats=False).eval())
+    assert not _torch.normalises_over_batch(nn.LayerNorm(3))
+
+
+def test_hooks_on_saved_tensors_are_seen() -> None:
+    assert _torch.saved_tensor_hooks() is None
+    told = hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")
+    seen = []
+
+    def f(x: Tensor) -> Tensor:
+        seen.append(_torch.saved_tensor_hooks())
+        return x.exp()
+
+    checkpoint(f, torch.ones(2, requires_grad=True), use_reentrant=False)
+    assert (seen[0] is not None) == told
+
+
+def test_a_hidden_function_breaks_the_graph_and_its_values_are_right() -> None:
+    def f(t: Tensor) -> Tensor:
+        return t + 1 if t.sum() > 0 else t - 1  # control flow that a graph cannot hold
+
+    hidden = _torch.without_compiler(f)
+    assert torch.equal(hidden(torch.ones(2)), torch.full((2,), 2.0))
+    compiled = torch.compile(lambda t: 2 * hidden(t), backend="eager")
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 4.0))
+    assert torch.equal(compiled(-torch.ones(2)), torch.full((2,), -4.0))
+    assert _torch.compiler_loaded()
+
+
+def test_a_name_that_torch_has_moved_is_missed_only_when_it_is_used() -> None:
+    assert _torch._private("torch._C.nowhere", "torch.ones") is torch.ones
+    lost = _torch._private("torch._C.nowhere.at_all")
+    with pytest.raises(RuntimeError, match=r"has no torch\._C\.nowhere\.at_all.*torch 2\.6 to"):
+        lost(1)
+
+
+def test_the_library_can_be_imported_from_a_torch_without_these_names() -> None:
+    code = (
+        "import torch, torch.nn.modules.batchnorm as b, torch.autograd.forward_ad as fa;"
+        "names = [(torch._C, '_functorch'), (torch, '_remove_batch_dim'), (b, '_BatchNorm'),"
+        "         (torch, '_add_batch_dim')];"
+        "[delattr(m, n) for m, n in names if hasattr(m, n)];"
+        "import torchdeq._torch as t; from torchdeq._torch import is_wrapped;"
+        "assert t.normalises_over_batch(torch.nn.BatchNorm1d(2));"
+        "assert not t.dual_level_active()"
+    )
+    init = "import sys, types; p = types.ModuleType('torchdeq'); p.__path__ = [sys.argv[1]];"
+    init += "sys.modules['torchdeq'] = p;"  # this file alone: grad/ imports more of torch
+    subprocess.run([sys.executable, "-c", init + code, str(ROOT)], check=True)
+
+
+def dotted(node: ast.expr) -> str:
+    """Return `a.b.c` for a chain of names, `?.c` for an attribute of anything else."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else "?"
+
+
+def is_private(name: str) -> bool:
+    """Return whether a dotted name is a private one of torch."""
+    head, *rest = name.split(".")
+    private = any(part.startswith("_") and not part.startswith("__") for part in rest)
+    ours = head not in ("torch", "nn", "F", "forward_ad") or name.startswith("torch.utils._pytree")
+    return (private and not ours) or name.endswith("._version")
+
+
+def private_names(path: Path) -> list[str]:
+    """Return the private names of torch that a file imports or looks up."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            names.append(dotted(node))
+    return [name for name in names if is_private(name)]
+
+
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT).with_suffix(""))
+)
+def test_private_names_of_torch_are_in_one_module(path: Path) -> None:
+    part = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    if part == "_torch":
+        assert private_names(path)
+    else:
+        assert private_names(path) == []
+
+
+def test_a_private_name_is_recognised(tmp_path: Path) -> None:
+    file = tmp_path / "named.py"
+    for line in (
+        "from torch._C import _functorch",
+        "import torch._dynamo",
+        "from torch.nn.modules.batchnorm import _BatchNorm",
+        "torch._C._are_functorch_transforms_active()",
+        "nn.modules.batchnorm._BatchNorm",
+        "forward_ad._current_level",
+        "t._version",
+    ):
+        file.write_text(line)
+        assert private_names(file), line
+    file.write_text(
+        "from torch.utils._pytree import tree_map\nmodule._parameters\nnn.Module.__call__"
+    )
+    assert not private_names(file)
+
+
+@pytest.mark.slow
+def test_names_of_tests_are_the_same_with_every_torch() -> None:
+    tests = Path(__file__).parent
+    listed = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider",
+         "-m", "slow or not slow", f"--ignore={tests / 'zoo'}", str(tests)],
+        capture_output=True, text=True, check=True, cwd=tests.parent,
+    ).stdout.splitlines()  # fmt: skip
+    names = [line for line in listed if "::" in line]
+    assert len(names) > 1000
+    shown = ("tensor(", "0x", "torch.memory_format", "Parameter containing", "object at")
+    assert [name for name in names if any(part in name.split("[")[-1] for part in shown)] == []
