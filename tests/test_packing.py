@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -8,8 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from torchdeq.packing import Packing, take_rows
+from torchdeq.solver import SOLVERS, FixedPointIter, StopRule, solve
+
+Map = Callable[[Tensor], Tensor]
 
 
 class Pair(NamedTuple):
@@ -90,9 +95,79 @@ def test_list_and_tuple_are_interchangeable_and_dict_order_does_not_matter() -> 
     assert torch.equal(f(packing.pack(state)), packing.pack(state))
 
 
+def strange_starts() -> dict[str, Tensor]:
+    """States of shape (2, 3, 4) that are not contiguous."""
+    return {
+        "expanded": torch.zeros(1, 1, 1).expand(2, 3, 4),
+        "expanded batch": torch.randn(1, 3, 4).expand(2, 3, 4),
+        "transposed": torch.randn(2, 4, 3).mT,
+        "batch last": torch.randn(3, 4, 2).permute(2, 0, 1),
+        "every other": torch.randn(2, 3, 8)[..., ::2],
+    }
+
+
+@pytest.mark.parametrize("solver", list(SOLVERS))
+@pytest.mark.parametrize("layout", strange_starts())
+def test_f_may_view_its_input_whatever_the_layout_of_the_start(solver: str, layout: str) -> None:
+    def f(z: Tensor) -> Tensor:
+        return (0.5 * z.view(2, 12) + 1).view(2, 3, 4)
+
+    z = solve(f, strange_starts()[layout], SOLVERS[solver](), StopRule(60, 1e-6)).z
+    torch.testing.assert_close(z, torch.full((2, 3, 4), 2.0))
+    torch.testing.assert_close(Packing(z).unpack(Packing(z).pack(z)), z)
+
+
+def test_a_flat_start_and_a_square_picture_may_have_any_layout_too() -> None:
+    for z0 in (torch.zeros(1, 4).expand(2, 4), torch.randn(4, 2).mT):
+        z = solve(lambda z: 0.5 * z.view(8).view(2, 4) + 1, z0, FixedPointIter(), StopRule(60)).z
+        torch.testing.assert_close(z, torch.full((2, 4), 2.0), atol=1e-2, rtol=0)
+    pictures = torch.randn(2, 3, 4, 4).mT  # neither contiguous nor channels last
+    seen: list[Tensor] = []
+    Packing(pictures).wrap(lambda z: seen.append(z) or z)(Packing(pictures).pack(pictures))  # type: ignore[func-returns-value]
+    assert seen[0].is_contiguous()
+    assert torch.equal(seen[0], pictures)
+
+
+def test_volumes_with_channels_last_are_not_copied() -> None:
+    z = torch.randn(2, 3, 4, 4, 4).to(memory_format=torch.channels_last_3d)
+    rows = Packing(z).pack(z)
+    assert rows.data_ptr() == z.data_ptr()
+    assert Packing(z).unpack(rows).stride() == z.stride()
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0,), (0, 2, 2)])
+@pytest.mark.parametrize("solver", list(SOLVERS))
+def test_a_state_without_elements_is_solved(shape: tuple[int, ...], solver: str) -> None:
+    z = solve(lambda z: 0.5 * z + 1, torch.zeros(shape), SOLVERS[solver](), StopRule(5)).z
+    assert z.shape == shape
+
+
 @pytest.mark.parametrize(
     ("z0", "error", "message"),
     [
+        (
+            torch.zeros(2, dtype=torch.complex64),
+            TypeError,
+            r"the state is complex \(torch.complex64\).*use torch.view_as_real",
+        ),
+        (
+            {"a": torch.zeros(2), "b": torch.zeros(2, dtype=torch.complex128)},
+            TypeError,
+            r"the state at \['b'\] is complex",
+        ),
+        (torch.zeros(2, dtype=torch.bool), TypeError, r"got torch.bool; cast it with .float\(\)"),
+        (
+            torch.zeros(2).to(torch.float8_e5m2),
+            TypeError,
+            "no solver computes in torch.float8_e5m2",
+        ),
+        (torch.zeros(2, 3).to_sparse(), TypeError, r"is sparse \(torch.sparse_coo\).*to_dense"),
+        (
+            torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
+            TypeError,
+            "is a nested tensor: pad it",
+        ),
+        (torch.zeros(2, 3, device="meta"), ValueError, "on the meta device"),
         ((), ValueError, "holds no tensor"),
         ((torch.zeros(2), 3), TypeError, r"got int at z0\[1\]"),
         (torch.zeros(2, dtype=torch.long), TypeError, "floating point: got torch.int64"),
@@ -118,6 +193,12 @@ def test_a_bad_start_is_refused(z0: Any, error: type[Exception], message: str) -
             TypeError,
             r"got torch.int64 at \[1\], expected torch.float32",
         ),
+        (
+            lambda a, b: (a, torch.complex(b, b)),
+            TypeError,
+            r"what f returned at \[1\] is complex.*view_as_real",
+        ),
+        (lambda a, b: (a, b.to_sparse()), TypeError, r"f returned at \[1\] is sparse"),
         (lambda a, b: (a, b.to("meta")), ValueError, r"got meta at \[1\], expected cpu"),
     ],
 )
@@ -151,13 +232,141 @@ def test_the_precision_of_autocast_is_known() -> None:
     assert f.eps == torch.finfo(torch.bfloat16).eps
 
 
-def test_writing_into_the_input_or_returning_one_buffer_is_refused() -> None:
-    packing, buffer = Packing(torch.ones(2, 3)), torch.empty(2, 3)
-    with pytest.raises(RuntimeError, match="f wrote into its input"):
-        packing.wrap(lambda z: z.mul_(0.5))(torch.ones(2, 3))
-    f = packing.wrap(lambda z: torch.mul(z, 0.5, out=buffer))
+#: Maps z -> z / 2 + 1, from 0 to 2, that do what they must not; each is made anew for one solve.
+def in_place(z: Tensor) -> Tensor:
+    return z.mul_(0.5).add_(1)
+
+
+def in_place_through_a_view(z: Tensor) -> Tensor:
+    return z.view(-1).mul_(0.5).add_(1).view_as(z)
+
+
+def writes_and_returns_another(z: Tensor) -> Tensor:
+    out = 0.5 * z + 1
+    z.zero_()
+    return out
+
+
+def one_buffer(alias: Callable[[Tensor], Tensor]) -> Callable[[], Map]:
+    def make() -> Map:
+        buffer = torch.empty(2, 3)
+
+        def f(z: Tensor) -> Tensor:
+            buffer.copy_(0.5 * z + 1)
+            return alias(buffer)
+
+        return f
+
+    return make
+
+
+BUFFERS: dict[str, Callable[[], Map]] = {
+    "itself": one_buffer(lambda t: t),
+    "a view": one_buffer(lambda t: t.view(2, 3)),
+    "detached": one_buffer(lambda t: t.detach()),
+    "data": one_buffer(lambda t: t.data),
+    "numpy": one_buffer(lambda t: torch.from_numpy(t.numpy())),
+    "dlpack": one_buffer(lambda t: from_dlpack(t)),
+}
+WRITERS = [in_place, in_place_through_a_view, writes_and_returns_another]
+
+
+@pytest.mark.parametrize("f", WRITERS)
+@pytest.mark.parametrize("solver", list(SOLVERS))
+@pytest.mark.parametrize("inference", [False, True])
+def test_writing_into_the_input_is_refused(f: Map, solver: str, inference: bool) -> None:
+    with torch.inference_mode(inference), pytest.raises(RuntimeError, match="wrote into its input"):
+        solve(f, torch.zeros(2, 3), SOLVERS[solver](), StopRule(20, 1e-6))
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_writing_into_one_tensor_of_several_is_refused(inference: bool) -> None:
+    def f(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return 0.5 * a + 1, b.mul_(0.5)
+
+    with torch.inference_mode(inference), pytest.raises(RuntimeError, match="wrote into its input"):
+        solve(f, (torch.zeros(2, 3), torch.ones(2, 1)), FixedPointIter(), StopRule(20))
+
+
+@pytest.mark.parametrize("alias", BUFFERS)
+@pytest.mark.parametrize("solver", list(SOLVERS))
+@pytest.mark.parametrize("inference", [False, True])
+def test_one_buffer_for_all_outputs_gives_the_right_states_or_an_error(
+    alias: str, solver: str, inference: bool
+) -> None:
+    options: Any = {"jacobian": "difference"} if solver == "newton_krylov" else {}
+    ask: Any = (torch.zeros(2, 3), SOLVERS[solver](**options), StopRule(6, 0.0), [1, 2, 3, 6])
+    with torch.inference_mode(inference):
+        expected = solve(lambda z: 0.5 * z + 1, *ask)
+        try:
+            got = solve(BUFFERS[alias](), *ask)
+        except RuntimeError as error:
+            if "return a new tensor" not in str(error):
+                raise
+        else:
+            torch.testing.assert_close(got.states, expected.states)
+            torch.testing.assert_close(got.z, expected.z)
+
+
+@pytest.mark.parametrize("alias", BUFFERS)
+def test_plain_iteration_finds_one_buffer_however_it_is_returned(alias: str) -> None:
     with pytest.raises(RuntimeError, match="return a new tensor"):
-        f(f(torch.ones(2, 3)))
+        solve(BUFFERS[alias](), torch.zeros(2, 3), FixedPointIter(), StopRule(6, 0.0), [1, 2, 6])
+
+
+def test_two_buffers_in_turn_are_found_too() -> None:
+    buffers = [torch.empty(2, 3), torch.empty(2, 3)]
+
+    def f(z: Tensor) -> Tensor:
+        buffers.reverse()
+        return buffers[0].copy_(0.5 * z + 1).data
+
+    with pytest.raises(RuntimeError, match=r"\.data, NumPy, DLPack.*return a new tensor"):
+        solve(f, torch.zeros(2, 3), FixedPointIter(), StopRule(6, 0.0), [1, 2, 6])
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_buffers_of_several_tensors_are_refused_or_right(inference: bool) -> None:
+    def states(f: Any) -> Any:
+        z0 = (torch.zeros(2, 3), torch.zeros(2, 3))
+        return solve(
+            f, z0, SOLVERS["simple_fixed_point_iter"](), StopRule(6, 0.0), [1, 2, 6]
+        ).states
+
+    with torch.inference_mode(inference):
+        f, g = BUFFERS["itself"](), BUFFERS["itself"]()
+        expected = states(lambda a, b: (0.5 * a + 1, 0.5 * b + 1))
+        if inference:
+            torch.testing.assert_close(states(lambda a, b: (f(a), g(b))), expected)
+        else:
+            with pytest.raises(RuntimeError, match="return a new tensor"):
+                states(lambda a, b: (f(a), g(b)))
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("solver", list(SOLVERS))
+def test_the_identity_views_of_it_and_constants_are_maps_like_others(
+    solver: str, inference: bool
+) -> None:
+    with torch.inference_mode(inference):
+        constant, start = torch.full((2, 2, 3), 3.0), torch.ones(2, 2, 3)
+        identities: list[Map] = [lambda z: z, lambda z: z.view(z.shape), lambda z: z.mT.mT]
+        for f in identities:
+            z = solve(f, start, SOLVERS[solver](), StopRule(5), on_failure="ignore").z
+            assert torch.equal(z, start)
+        constants: list[Map] = [lambda z: constant, lambda z: constant.view(2, 2, 3)]
+        for f in constants:
+            z = solve(f, start, SOLVERS[solver](), StopRule(6, 0.0), [1, 3]).z
+            torch.testing.assert_close(z, constant)
+        assert torch.equal(constant, torch.full((2, 2, 3), 3.0))
+
+
+def test_memory_that_is_given_out_again_is_no_reuse_by_f() -> None:
+    packing = Packing(torch.ones(2, 3))
+    f, addresses = packing.wrap(lambda z: 0.5 * z), set()
+    for _ in range(300):  # outputs die at once, and the allocator gives their memory again
+        addresses.add(f(torch.ones(2, 3)).data_ptr())
+    assert len(addresses) < 300
 
 
 def test_arguments_follow_the_samples_that_stay() -> None:
@@ -175,3 +384,24 @@ def test_a_mapping_keeps_its_type_and_what_it_holds_beside_its_items() -> None:
     assert again.default_factory is list
     assert torch.equal(again["b"], state["b"])
     assert again is not state
+
+
+def test_a_tensor_spread_over_devices_is_refused() -> None:
+    class DTensor(Tensor):
+        def to_local(self) -> Tensor:
+            return self.as_subclass(Tensor)
+
+    spread = torch.zeros(2, 3).as_subclass(DTensor)
+    with pytest.raises(TypeError, match=r"the state is a DTensor.*z\.to_local\(\)"):
+        Packing(spread)
+    f = Packing(torch.zeros(2, 3)).wrap(lambda z: z.as_subclass(DTensor))
+    with pytest.raises(TypeError, match="what f returned is a DTensor"):
+        f(torch.zeros(2, 3))
+
+
+def test_a_complex_or_sparse_output_of_one_tensor_is_refused() -> None:
+    packing = Packing(torch.zeros(2, 3))
+    with pytest.raises(TypeError, match=r"what f returned is complex \(torch.complex64\)"):
+        packing.wrap(lambda z: torch.complex(z, z))(torch.zeros(2, 3))
+    with pytest.raises(TypeError, match="what f returned is sparse"):
+        packing.wrap(lambda z: z.to_sparse())(torch.zeros(2, 3))

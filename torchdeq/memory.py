@@ -6,10 +6,10 @@ from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
-import torch
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from torchdeq.modules import ModuleState
+from torchdeq._torch import function_transforms_active
+from torchdeq.modules import ModuleState, scripted
 
 
 def mem_gc(func: Callable[..., Any], in_args: tuple[Any, ...] | None = None) -> Any:
@@ -26,10 +26,15 @@ def mem_gc(func: Callable[..., Any], in_args: tuple[Any, ...] | None = None) -> 
             f"{type(in_args).__name__}"
         )
     args = () if in_args is None else tuple(in_args)
-    if torch._C._are_functorch_transforms_active():
+    if function_transforms_active():
         return func(*args)
     again = _Recomputing()
-    out = checkpoint(func, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), again))
+    # Recomputation is cut short by an exception, which a scripted function does not pass on.
+    whole = set_checkpoint_early_stop(False) if scripted(func) else nullcontext()
+    with whole:
+        out = checkpoint(
+            func, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), again)
+        )
     again.modules = ModuleState(func)  # now, with the masks that this call has drawn
     return out
 

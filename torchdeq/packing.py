@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
 from math import prod
-from typing import Any
-from weakref import ref
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from torchdeq._torch import versions
+from torchdeq.aliasing import WriteGuard
 from torchdeq.autocast import AutocastState
 
 State = Any  # a tensor, or a tuple, list or dict of states
@@ -33,18 +34,16 @@ class Leaf:
 
     @classmethod
     def of(cls, path: str, t: Tensor) -> Leaf:
-        own = tuple(range(t.dim()))
-        order = own[:1] + tuple(sorted(own[1:], key=t.stride, reverse=True))  # e.g. channels last
         shape = tuple(t.shape[1:])
-        return cls(path, t.dim(), shape, prod(shape), None if order == own else order)
+        return cls(path, t.dim(), shape, prod(shape), _channels_last(t))
 
     def to_rows(self, t: Tensor) -> Tensor:
-        """(b, ...) -> (b, size); a view wherever ``t`` has the memory layout of the start."""
+        """(b, ...) -> (b, size), contiguous; a view wherever `t` has the layout of the start."""
         if self.dim == 2:
-            return t
+            return t.contiguous()
         if self.order is not None:
             t = t.permute(self.order)
-        return t.reshape(t.shape[0] if self.dim else 1, self.size)
+        return t.reshape(t.shape[0] if self.dim else 1, self.size).contiguous()
 
     def from_rows(self, rows: Tensor) -> Tensor:
         """(b, size) -> (b, ...)."""
@@ -63,9 +62,14 @@ class Packing:
 
     ``(N,)`` is ``N`` samples of one number, a 0-d tensor one sample; every other tensor has the
     batch first. All tensors share batch size, device and one floating dtype.
+
+    Args:
+        z0: the start.
+        joint: samples are one system: the matrix has one row, (1, B D), instead of one each.
     """
 
-    def __init__(self, z0: State) -> None:
+    def __init__(self, z0: State, joint: bool = False) -> None:
+        self.joint = joint
         tensors = list(_leaves(z0))
         if not tensors:
             raise ValueError(
@@ -76,6 +80,10 @@ class Packing:
         self.leaves = tuple(Leaf.of(path, t) for path, t in tensors)
         self.template = _rebuild(z0, iter(self.leaves))  # the structure, without the tensors
         first = tensors[0][1]
+        if first.is_meta:
+            raise ValueError(
+                "the state is on the meta device, where tensors have no values to solve for"
+            )
         self.dtype, self.device = first.dtype, first.device
         self.batch = _batch(first)
         self.sizes = [leaf.size for leaf in self.leaves]
@@ -103,6 +111,12 @@ class Packing:
 
     def join(self, tensors: list[Tensor], into: Tensor | None = None) -> Tensor:
         """The tensors side by side, written straight ``into`` a buffer if there is one."""
+        if self.joint:
+            into = None if into is None else into.view(self.batch, -1)
+            return self._join(tensors, into).reshape(1, -1)
+        return self._join(tensors, into)
+
+    def _join(self, tensors: list[Tensor], into: Tensor | None) -> Tensor:
         if len(tensors) > 1:
             rows = [leaf.to_rows(t) for leaf, t in zip(self.leaves, tensors, strict=True)]
             return torch.cat(rows, dim=1, out=into)
@@ -113,6 +127,8 @@ class Packing:
 
     def split(self, z: Tensor) -> list[Tensor]:
         """The tensors of the state, in order, as views of ``z``."""
+        if self.joint:
+            z = z.view(self.batch, -1)
         if len(self.leaves) == 1:
             return [self.leaves[0].from_rows(z)]
         # Not split(): autograd forbids to write into one of several views made at once.
@@ -134,9 +150,10 @@ class PackedFn:
         self.autocast = AutocastState(packing.device)
         if self.autocast.dtype is not None:
             self.eps = max(self.eps, torch.finfo(self.autocast.dtype).eps)
-        self._last: tuple[Callable[[], Tensor | None], int] = (lambda: None, 0)
+        self._guard = WriteGuard()
         self._bare = isinstance(packing.template, Leaf)  # a tensor, not in any container
         self._unpacks = isinstance(packing.template, (tuple, list))
+        self.coupled: bool | Literal["adjoint"] | None = None  # whether samples depend on others
 
     def __call__(self, z: Tensor, into: Tensor | None = None) -> Tensor:
         """f(z) as a (b, D) matrix.
@@ -149,31 +166,22 @@ class PackedFn:
 
     def on_tensors(self, tensors: list[Tensor]) -> list[Tensor]:
         """The same on the tensors of the state, without packing them."""
-        first = tensors[0]
-        versions = None if first.is_inference() else [t._version for t in tensors]
+        given = self._guard.lend(tensors)
+        before = versions(given)
+        outputs = self._outputs(given)
+        self._guard.check(given, before, outputs)
+        return outputs
+
+    def _outputs(self, tensors: list[Tensor]) -> list[Tensor]:
         if self.autocast.enabled:
             with self.autocast.restored():
                 out = self._call(tensors)
         else:
             out = self._call(tensors)
-        if versions is not None and (
-            versions != [t._version for t in tensors] or self._returned_before(out)
-        ):
-            raise RuntimeError(
-                "f wrote into its input (or into the tensor it returned before): return a new "
-                "tensor each time, e.g. end with .clone()"
-            )
+        first = tensors[0]
         if self._bare and _same_kind(out, first):
             return [out]
         return self._checked(out, first.shape[0] if first.dim() else 1)
-
-    def _returned_before(self, out: State) -> bool:
-        """Whether this is the tensor of the last call, with something else in it."""
-        if not isinstance(out, Tensor) or out.is_inference():
-            return False
-        last, version = self._last
-        self._last = ref(out), out._version
-        return last() is out and out._version != version
 
     def jvp(self, z: Tensor, v: Tensor) -> Tensor:
         """The Jacobian at ``z`` times ``v``: f's own ``jvp(z, v)``, or forward mode."""
@@ -206,30 +214,55 @@ class PackedFn:
                 f"{_show([tuple(t.shape) for t in tensors])}, expected {_show(expected)}"
             )
         for i, t in enumerate(tensors):
+            path = packing.leaves[i].path
+            _check_kind(t, f"what f returned{path}")
+            if t.device != packing.device:
+                raise ValueError(
+                    f"f must keep the device of the state: got {t.device}{path}, "
+                    f"expected {packing.device}"
+                )
             if t.dtype != packing.dtype:
                 if not t.is_floating_point():
                     raise TypeError(
                         "f must return floating-point tensors: got "
-                        f"{t.dtype}{packing.leaves[i].path}, expected {packing.dtype}"
+                        f"{t.dtype}{path}, expected {packing.dtype}"
                     )
                 self.eps = max(self.eps, torch.finfo(t.dtype).eps)
                 tensors[i] = t.to(packing.dtype)  # autocast: the state keeps its own precision
-            if t.device != packing.device:
-                raise ValueError(
-                    f"f must keep the device of the state: got {t.device}{packing.leaves[i].path}, "
-                    f"expected {packing.device}"
-                )
         return tensors
 
 
 def _same_kind(out: State, z: Tensor) -> bool:
     """The common case, checked in one go; what fails here is looked at again, and explained."""
     return (
-        isinstance(out, Tensor)
+        type(out) is Tensor
+        and out.layout is z.layout
         and out.shape == z.shape
         and out.dtype == z.dtype
         and out.device == z.device
     )
+
+
+def without_aux(f: Callable[..., Any]) -> Callable[..., State]:
+    """Return the map of an ``f`` that returns ``(z, aux)``."""
+
+    def main(*inputs: Any) -> State:
+        return _pair(f(*inputs))[0]
+
+    return main
+
+
+def aux_at(f: Callable[..., Any], z: State, args: tuple[Any, ...]) -> Any:
+    """Return what ``f`` returns beside its image at ``z``."""
+    inputs = z if isinstance(z, (tuple, list)) else (z,)
+    return _pair(f(*inputs, *args))[1]
+
+
+def _pair(out: Any) -> tuple[State, Any]:
+    if not (isinstance(out, tuple) and len(out) == 2):
+        got = f"{len(out)} items" if isinstance(out, tuple) else type(out).__name__
+        raise TypeError(f"with has_aux=True f must return a pair (z, aux): got {got}")
+    return out
 
 
 def take_rows(tree: Any, rows: Tensor) -> Any:
@@ -312,9 +345,15 @@ def _rebuild(template: State, tensors: Iterator[Any]) -> State:
 
 
 def _check_tensor(path: str, t: Tensor, first_path: str, first: Tensor) -> None:
+    _check_kind(t, f"the state{path}")
     if not t.is_floating_point():
         raise TypeError(
             f"the state must be floating point: got {t.dtype}{path}; cast it with .float()"
+        )
+    if t.dtype.itemsize < 2:
+        raise TypeError(
+            f"no solver computes in {t.dtype}{path}: cast the state to torch.float32 and let f "
+            "convert it"
         )
     if t.dtype != first.dtype:
         raise TypeError(
@@ -331,6 +370,39 @@ def _check_tensor(path: str, t: Tensor, first_path: str, first: Tensor) -> None:
             "the tensors of a state must share one batch size: got "
             f"{tuple(first.shape)}{first_path} and {tuple(t.shape)}{path}"
         )
+
+
+def _check_kind(t: Tensor, what: str) -> None:
+    """Raise for tensors that are not a block of real numbers in the memory of this process."""
+    if t.is_complex():
+        raise TypeError(
+            f"{what} is complex ({t.dtype}), and solvers compute with real numbers: use "
+            "torch.view_as_real(z) as the state and torch.view_as_complex inside f"
+        )
+    if hasattr(t, "to_local"):
+        raise TypeError(
+            f"{what} is a {type(t).__name__}, spread over devices: solve for z.to_local() and let "
+            "f communicate"
+        )
+    if t.is_nested:
+        raise TypeError(
+            f"{what} is a nested tensor: pad it with torch.nested.to_padded_tensor(z, 0.0)"
+        )
+    if t.layout is not torch.strided:
+        raise TypeError(f"{what} is sparse ({t.layout}): make it dense, z.to_dense()")
+
+
+def _channels_last(t: Tensor) -> tuple[int, ...] | None:
+    """Return the order in memory of a channels-last tensor, None for every other layout."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if t.dim() not in formats or t.is_contiguous():
+        return None
+    try:
+        if not t.is_contiguous(memory_format=formats[t.dim()]):
+            return None
+    except RuntimeError:  # a slice of vmap does not say
+        return None
+    return (0, *range(2, t.dim()), 1)
 
 
 def _batch(t: Tensor) -> int:
