@@ -1,7 +1,14 @@
 """Matrix-free linear solvers for adjoint and Newton systems."""
 
 import torchdeq.solver  # noqa: F401  (first: its Newton method uses the solvers of this package)
-from torchdeq.linear.base import LINEAR, LinearSolution, LinearSolver, Matvec
+from torchdeq.linear.base import (
+    LINEAR,
+    LinearSolution,
+    LinearSolver,
+    Matvec,
+    System,
+    register_linear_solver,
+)
 from torchdeq.linear.bicgstab import BiCGStab
 from torchdeq.linear.gmres import GMRES
 from torchdeq.linear.neumann import Neumann
@@ -16,4 +23,6 @@ __all__ = [
     "LinearSolver",
     "Matvec",
     "Neumann",
+    "System",
+    "register_linear_solver",
 ]

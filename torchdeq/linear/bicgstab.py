@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 from torchdeq.linear.base import LINEAR, LinearSolver, System
+from torchdeq.numbers import row_norm
+
+_PATIENCE = 8  # steps without any gain before the recurrence starts over
 
 
 @LINEAR.register("bicgstab")
@@ -17,61 +20,100 @@ class BiCGStab(LinearSolver):
 
     Seven states of memory whatever the number of steps. The recurrence's residual drifts from the
     true one in low precision, so when it claims success (or breaks down) one product measures the
-    truth, and the method starts over from there if that is not good enough. In single precision it
-    stalls earlier than GMRES.
+    truth, and the method starts over from there if that is not good enough. The answer is never one
+    with a larger residual than the start has, nor an enormous one that solves nothing, as a
+    singular system may suggest. In single precision it stalls earlier than GMRES.
     """
+
+    @property
+    def confirms(self) -> bool:
+        return True
 
     def run(self, system: System, x0: Tensor | None) -> Tensor:
         x, r = system.start(x0)
-        size = torch.linalg.vector_norm(r, dim=1)
+        size = row_norm(r)
         system.note(size)
-        while system.left > 2 and not system.finished(size):
+        done = system.over(size)
+        while system.left > 2 and not system.every(done, now=True):
             since = system.notes
-            trial = self._recurrence(system, x, r, size)
+            trial = self._recurrence(system, x, r, size, done)
             trial_r = system.b - system.product(trial)
-            trial_size = torch.linalg.vector_norm(trial_r, dim=1)
-            better = trial_size < size  # False for a NaN
+            trial_size, length = row_norm(trial_r), row_norm(trial)
+            better = (trial_size < size) & system.sensible(trial_size, length) & ~done
+            least = torch.where(better, trial_size, size)
+            idle = ~(least < 0.5 * size) & ~done
+            stalled = idle & ~system.solved(least) & system.at_floor(least, length)
             x, r = (torch.where(better[:, None], *p) for p in ((trial, x), (trial_r, r)))
-            size = torch.where(better, trial_size, size)
+            size = least
             system.correct(since, size)
+            system.note(torch.where((trial_size < torch.inf) | done, size, torch.nan))
+            if system.checks:
+                system.stall(stalled)
+            # No gain: the floor of the precision, or a breakdown that no new start cures.
+            done = done | stalled | ~better | system.over(size)
+        # Too few products left for that: steepest descent.
+        while system.left and not system.every(done, now=True):
+            x, r, size = self._descend(system, x, r, size, done)
             system.note(size)
-            if system.checks and not bool(better.any()):
-                return x  # the floor of the precision, or a breakdown that no new start cures
-        while system.left and not system.finished(size):  # too few for that: steepest descent
-            Ar = system.product(r)
-            omega = _ratio(_dot(Ar, r), _dot(Ar, Ar))
-            usable = omega.isfinite()
-            x, r = torch.where(usable, x + omega * r, x), torch.where(usable, r - omega * Ar, r)
-            size = torch.where(usable[:, 0], torch.linalg.vector_norm(r, dim=1), torch.nan)
-            system.note(size)
+            done = done | system.over(size)
         return x
 
     @staticmethod
-    def _recurrence(system: System, x: Tensor, r: Tensor, size: Tensor) -> Tensor:
-        """Iterate until the recurrence claims success or stops improving; its best x."""
+    def _recurrence(system: System, x: Tensor, r: Tensor, unit: Tensor, done: Tensor) -> Tensor:
+        """Iterate until the recurrence claims success or stops improving; returns its best x.
+
+        It works on residuals of norm 1: products of very large or small ones leave the range.
+        """
+        scale = torch.where((unit > 0) & (unit < torch.inf), unit, 1.0)[:, None]
+        known = system.take_first() / scale if r is system.b and system.knows_first else None
+        r = torch.where(done[:, None], 0.0, r / scale)
+        d = best = torch.zeros_like(r)
         shadow, p, rho = r, r, _dot(r, r)
-        best, lowest, idle = x, size, 0
-        while system.left > 2 and idle < _PATIENCE and not system.finished(lowest):
-            v = system.product(p)
-            alpha = rho / _dot(shadow, v)
+        lowest, idle = torch.ones_like(unit), torch.zeros_like(unit)
+        scale = scale[:, 0]
+        ended = done
+        while system.left > 2:
+            v = system.product(p) if known is None else known
+            known = None
+            alpha = _ratio(rho, _dot(shadow, v))
             s = r - alpha * v
             t = system.product(s)
             omega = _ratio(_dot(t, s), _dot(t, t))
-            x = x + alpha * p + omega * s
+            d = d + alpha * p + omega * s
             r = s - omega * t
-            size = torch.linalg.vector_norm(r, dim=1)
-            better = (size < lowest) & ~system.solved(lowest)
-            best = torch.where(better[:, None], x, best)
+            size = row_norm(r)
+            better = (size < lowest) & ~ended
+            best = torch.where(better[:, None], d, best)
             lowest = torch.where(better, size, lowest)
-            system.note(lowest)
-            if system.checks:
-                idle = 0 if bool(better.any()) else idle + 1
+            idle = torch.where(better, 0.0, idle + 1)
+            ended = (
+                ended | system.solved(lowest * scale) | (idle >= _PATIENCE) | ~(size < torch.inf)
+            )
+            system.note(torch.where(done, unit, lowest * scale))
             previous, rho = rho, _dot(shadow, r)
-            p = r + (rho / previous) * (alpha / omega) * (p - omega * v)
-        return best
+            beta = _ratio(rho, previous) * _ratio(alpha, omega)
+            p = torch.where(ended[:, None], 0.0, r + beta * (p - omega * v))
+            if system.every(ended):
+                break
+        return x + best * scale[:, None]
 
-
-_PATIENCE = 8  # steps without any gain before the recurrence starts over
+    @staticmethod
+    def _descend(
+        system: System, x: Tensor, r: Tensor, size: Tensor, done: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Go along the residual to where its norm is smallest; returns x, residual and norm."""
+        scale = torch.where((size > 0) & (size < torch.inf), size, 1.0)[:, None]
+        Ar = system.product(r)
+        image = Ar / scale
+        square = _dot(image, image)
+        omega = _ratio(_dot(image, r / scale), square)
+        # An image that is next to nothing says nothing about the length of a step.
+        seen = (square > torch.finfo(r.dtype).eps) & ~done[:, None]
+        broken = ~(square < torch.inf)[:, 0] & ~done
+        usable = seen & ~broken[:, None]
+        x = torch.where(usable, x + omega * r, x)
+        r = torch.where(usable, r - omega * Ar, r)
+        return x, r, torch.where(broken, torch.nan, row_norm(r))
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
@@ -79,5 +121,5 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """a / b, and 0 where b is 0."""
-    return torch.where(b == 0, 0.0, a / b)
+    """Return a / b, and 0 where that is not finite."""
+    return (a / b).nan_to_num_(0.0, 0.0, 0.0)

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from torchdeq.linear.base import LINEAR, LinearSolver, System
+from torchdeq.numbers import row_norm
+
+_PATIENCE = 4  # sums without a 10 % gain before a residual at the precision floor has stalled
 
 
 @LINEAR.register("neumann")
@@ -16,23 +19,36 @@ from torchdeq.linear.base import LINEAR, LinearSolver, System
 class Neumann(LinearSolver):
     r"""Truncated Neumann series.
 
-    .. math:: x_{k+1} = x_k + (b - A x_k), \qquad x_k = \sum_{i<k} (I - A)^i b
+    $$x_{k+1} = x_k + (b - A x_k), \qquad x_k = \sum_{i<k} (I - A)^i b$$
 
-    Converges if the spectral radius of :math:`I - A` is below 1. No memory beyond two states. Each
-    system keeps the first sum within its tolerance, else the one with the lowest residual.
+    Converges if the spectral radius of $I - A$ is below 1. No memory beyond two states. Each system
+    keeps the first sum within its tolerance, else the one with the lowest residual.
     """
 
     def run(self, system: System, x0: Tensor | None) -> Tensor:
         x, r = system.start(x0)
-        size = torch.linalg.vector_norm(r, dim=1)
+        size = row_norm(r)
         system.note(size)
-        best, bar = x, torch.where(system.solved(size), -inf, size)
-        while system.left and not (system.checks and bool((bar == -inf).all())):
-            x = x + r
+        best, bar = x, torch.where(system.over(size), -inf, size)  # -inf: finished
+        low, recent = size, []
+        while system.left and not (system.checks and system.every(bar == -inf)):
+            x = r if r is system.b else x + r  # the first sum of a zero start is b itself
             r = system.b - system.product(x)
-            size = torch.linalg.vector_norm(r, dim=1)
+            size = row_norm(r)
             system.note(size)
-            better = size < bar
+            better = size < bar  # never for a NaN
             best = torch.where(better[:, None], x, best)
-            bar = torch.where(better, torch.where(system.solved(size), -inf, size), bar)
+            bar = torch.fmin(bar, size)
+            if not system.checks:
+                continue
+            bar = torch.where(system.over(size), -inf, bar)
+            recent.append(size)
+            if len(recent) == _PATIENCE:
+                sizes, recent = torch.stack(recent), []
+                lowest = sizes.amin(0)
+                steady = (sizes.diff(dim=0) < 0).all(0) & (lowest < low)
+                idle = ~(lowest < 0.9 * low) & ~steady
+                stalled = idle & (bar > -inf) & system.at_floor(lowest, row_norm(x))
+                system.stall(stalled)
+                bar, low = torch.where(stalled, -inf, bar), torch.fmin(low, lowest)
         return best

@@ -2,7 +2,8 @@
 
 Buffers are slot-major, ``[m, B, D]``, and written in place: nothing is shifted or stacked.
 Half-precision states are kept in single precision here, as weights of alternating sign would drown
-in rounding.
+in rounding. The small systems are in float64; a device that has none solves them in float32, with a
+ridge that this precision can see, so that nothing has to be read back from it.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from torchdeq.numbers import row_norm, small_dtype, unit_scale
 from torchdeq.solver.base import FixedPointFn, Iterate
 
-_TINY = 1e-300  # keeps the Gram matrix of a sample that sits on its fixed point invertible
-_LEAST_LAM = 1e-14  # the same for residuals that repeat, if the user asks for no regularisation
+#: Keeps the Gram matrix of a sample that sits on its fixed point invertible.
+_TINY = {torch.float64: 1e-300, torch.float32: 1e-30}
+#: The same for residuals that repeat, if the user asks for no regularisation.
+_LEAST_LAM = {torch.float64: 1e-14, torch.float32: 1e-6}
 
 
 class ImageWindow:
@@ -25,7 +29,8 @@ class ImageWindow:
     :math:`\min_\alpha |\sum_i \alpha_i g_i|` under :math:`\sum_i \alpha_i = 1` has the Lagrange
     conditions :math:`G^\top G\,\alpha \sim 1`; a new residual adds one row and one column to
     :math:`G^\top G`. The small system is always m by m: a slot that does not count is a row of the
-    identity with 0 on the right, so its weight is 0.
+    identity with 0 on the right, so its weight is 0. Products are taken in units of each sample's
+    first residual where its squares could leave the range.
     """
 
     def __init__(self, z: Tensor, m: int, lam: float, ridge: float, restart: bool) -> None:
@@ -33,11 +38,15 @@ class ImageWindow:
         self.F = z.new_empty(m, *z.shape, dtype=dtype)
         self.G = torch.empty_like(self.F)
         self.dtype, self.count, self.restart = z.dtype, 0, restart
-        self.eye = torch.eye(m, dtype=torch.float64, device=z.device)
+        small = small_dtype(z.device)
+        self.eye = torch.eye(m, dtype=small, device=z.device)
         self.units = self.eye.to(dtype)[:, None, :, None].unbind(0)  # m times (1, m, 1)
         # The diagonal grows by lam relative to each residual, hence independent of its scale.
-        self.scales = (1 + max(lam, _LEAST_LAM) * self.eye)[:, None, None].unbind(0)  # (1, 1, m)
-        self.shifts = ((ridge + _TINY) * self.eye)[:, None, None].unbind(0)
+        lam = max(lam, _LEAST_LAM[small])
+        self.scales = (1 + lam * self.eye)[:, None, None].unbind(0)  # (1, 1, m)
+        self.shifts = ((ridge + _TINY[small]) * self.eye)[:, None, None].unbind(0)
+        self.ridge = ridge
+        self.unit: Tensor | None = None  # (B, 1, 1) over the size of the first residual
         self.gram = self.eye.repeat(len(z), 1, 1)
         self.rhs = self.gram.new_zeros(len(z), m, 1)
         self.forgetful = False  # whether samples have dropped slots of their own
@@ -105,12 +114,16 @@ class ImageWindow:
         part = copy(self)
         part.F, part.G = self.F.index_select(1, rows), self.G.index_select(1, rows)
         part.gram, part.rhs = self.gram[rows], self.rhs[rows]
+        part.unit = None if self.unit is None else self.unit[rows]
         part._view()
         return part
 
     def _push(self, slot: int) -> None:
         """Add the residual in ``slot`` to the small system."""
         m = len(self.F)
+        if not self.count:
+            unit = unit_scale(self.G[slot])
+            self.unit = None if unit is None else unit[:, :, None]
         if self.restart and slot == 0:
             self.gram.copy_(self.eye.expand_as(self.gram))
             self.rhs.zero_()
@@ -124,7 +137,12 @@ class ImageWindow:
             Gt, row, column = Gt[:, :, :n], row[:, :, :n], column[:, :n]
             scale, shift = scale[:, :, :n], shift[:, :, :n]
         # The vector on the left: twice as fast as rows times vector.
-        dots = torch.bmm(self._left[slot], Gt)  # (B, 1, n)
+        if self.unit is None:
+            dots = torch.bmm(self._left[slot], Gt)  # (B, 1, n)
+        else:
+            dots = torch.bmm(self._left[slot] * self.unit, Gt) * self.unit
+            if self.ridge:
+                shift = shift * self.unit.to(shift.dtype).square()
         if self.restart or self.forgetful:
             dots = torch.where(self.rhs[:, :n].mT > 0, dots, 0.0)
         column.copy_(dots.mT)
@@ -152,7 +170,9 @@ class SecantWindow:
         self.dG = torch.zeros_like(self.dZ)
         self.dtype, self.count, self.restart = z.dtype, 0, restart
         self.keeps = m > 1
-        self.lam, self.ridge = max(lam, _LEAST_LAM), ridge
+        self.small = small_dtype(z.device)
+        self.lam, self.ridge = max(lam, _LEAST_LAM[self.small]), ridge
+        self.unit: Tensor | None = None  # (B, 1, 1) over the size of the first residual
         self.last: Iterate | None = None
 
     def evaluate(self, f: FixedPointFn, z: Tensor) -> Iterate:
@@ -164,6 +184,9 @@ class SecantWindow:
     def insert(self, it: Iterate) -> None:
         it = it._replace(g=it.residual)
         assert it.g is not None
+        if self.last is None:
+            unit = unit_scale(it.g)
+            self.unit = None if unit is None else unit[:, :, None]
         if self.last is not None and self.keeps:
             slot = self.count % len(self.dZ)
             if self.restart and slot == 0:
@@ -178,14 +201,20 @@ class SecantWindow:
         assert self.last is not None
         z, g = (t.to(self.dZ.dtype) for t in (self.last.z, self.last.residual))
         dZ, dG = self.dZ.permute(1, 0, 2), self.dG.permute(1, 0, 2)  # (B, m - 1, D)
-        A = torch.bmm(dZ, dG.mT).double()
+        unit = self.unit
+        left = dZ if unit is None else dZ * unit
+        A = torch.bmm(left, dG.mT).to(self.small)
+        rhs = torch.bmm(left, g.unsqueeze(2)).to(self.small)
+        sizes = row_norm(left).to(self.small) * row_norm(dG)
+        ridge: Tensor | float = self.ridge
+        if unit is not None:
+            A, rhs, sizes = A * unit, rhs * unit, sizes * unit[:, :, 0]
+            ridge = ridge * unit[:, :, 0].to(self.small).square()
         # Columns are scaled to the size of their secants: a slot never used is a row of the
         # identity.
-        size = torch.linalg.vector_norm(dZ, dim=2) * torch.linalg.vector_norm(dG, dim=2)
         diagonal = A.diagonal(dim1=1, dim2=2)
-        diagonal.add_(self.lam * size.double() * diagonal.sign() + self.ridge)
-        diagonal.add_((size == 0).double())
-        rhs = torch.bmm(dZ, g.unsqueeze(2)).double()
+        diagonal.add_(self.lam * sizes * diagonal.sign() + ridge)
+        diagonal.add_((sizes == 0).to(self.small))
         gamma = torch.linalg.solve_ex(A, rhs)[0].to(z.dtype)
         finite = gamma.isfinite().all(1, keepdim=True)
         gamma = torch.where(finite, gamma, 0.0)
@@ -198,8 +227,7 @@ class SecantWindow:
             return
         g = self.last.residual
         before = g - self.dG[(self.count - 1) % len(self.dG)]
-        sizes = (torch.linalg.vector_norm(t, dim=1, keepdim=True) for t in (g, before))
-        now, then = sizes
+        now, then = (row_norm(t, keepdim=True) for t in (g, before))
         grown = now > growth * then
         self.dZ.copy_(torch.where(grown, 0.0, self.dZ))
         self.dG.copy_(torch.where(grown, 0.0, self.dG))
@@ -207,5 +235,6 @@ class SecantWindow:
     def take(self, rows: Tensor) -> Self:
         part = copy(self)
         part.dZ, part.dG = self.dZ.index_select(1, rows), self.dG.index_select(1, rows)
+        part.unit = None if self.unit is None else self.unit[rows]
         part.last = None if self.last is None else self.last.take(rows)
         return part

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchdeq.numbers import row_norm
 from torchdeq.solver.base import FixedPointFn
 
 _SLOPE = 1e-4  # Armijo's fraction of the promised decrease
@@ -23,11 +24,13 @@ def backtrack(
 
     Returns the points, their images and residuals.
     """
-    phi0 = g.square().sum(1, keepdim=True)
+    size = row_norm(g, keepdim=True)
+    unit = torch.where(size > 0, size, 1.0)  # squares of very large or small residuals are lost
+    phi0 = (size / unit).square()
     t = torch.ones_like(phi0)
     phi = torch.full_like(phi0, torch.inf)
     best: tuple[Tensor, Tensor, Tensor] | None = None
-    done = ~phi0.isfinite()  # a sample that is lost must not keep the others searching
+    done = ~size.isfinite()  # a sample that is lost must not keep the others searching
     trials = max(1, min(tries, f.left))
     for trial in range(trials):
         point = (z + t * d).to(z.dtype)
@@ -35,7 +38,7 @@ def backtrack(
             point = torch.where(done, point, (z + g).to(z.dtype))
         image = f(point)
         residual = image - point
-        phi_t = residual.square().sum(1, keepdim=True).nan_to_num(nan=torch.inf)
+        phi_t = (row_norm(residual, keepdim=True) / unit).square().nan_to_num(nan=torch.inf)
         better = ~done & ((phi_t < phi) | (trial == 0))
         found = (point, image, residual)
         best = (

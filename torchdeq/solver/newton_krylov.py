@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdeq.linear.gmres import GMRES
+from torchdeq.numbers import row_norm
 from torchdeq.packing import PackedFn
 from torchdeq.solver.base import SOLVERS, FixedPointFn, Iterate, Solver
 from torchdeq.solver.line_search import backtrack
@@ -62,7 +63,7 @@ class NewtonKrylov(Solver[Forcing]):
             raise ValueError(f"jacobian must be 'exact' or 'difference', got {self.jacobian!r}")
 
     def init(self, it: Iterate) -> Forcing:
-        size = torch.linalg.vector_norm(it.residual, dim=1)
+        size = row_norm(it.residual)
         return Forcing(torch.full_like(size, self.eta), size)
 
     def step(self, f: FixedPointFn, it: Iterate, state: Forcing) -> tuple[Iterate, Forcing]:
@@ -75,12 +76,12 @@ class NewtonKrylov(Solver[Forcing]):
 
         goal = state.eta * state.size
         d, _ = GMRES(restart=self.inner, confirm=False).solve(
-            matvec, g, StopRule(products, tol=None), goal=goal
+            matvec, g, StopRule(products, tol=None), goal=goal, eps=f.f.eps
         )
         if not products:
             d = g  # no Krylov space: a plain step
         z, fz, new_g = backtrack(f, it.z, d, g, self.ls_tries)
-        size = torch.linalg.vector_norm(new_g, dim=1)
+        size = row_norm(new_g)
         # The better the last step went, the more accurately the next system is solved.
         eta = 0.9 * (size / state.size).square()
         floor = 0.9 * state.eta.square()  # not tighter at once where the last one was loose
@@ -98,7 +99,7 @@ class NewtonKrylov(Solver[Forcing]):
                     "f could not be differentiated in forward mode, which newton_krylov uses; pass "
                     f"jacobian='difference' ({error})"
                 ) from error
-        norm = torch.linalg.vector_norm(v, dim=1, keepdim=True)
-        scale = 1 + torch.linalg.vector_norm(it.z, dim=1, keepdim=True)
+        norm = row_norm(v, keepdim=True)
+        scale = 1 + row_norm(it.z, keepdim=True)
         h = torch.where(norm > 0, f.eps**0.5 * scale / norm, 1.0)
         return (f(it.z + h * v) - it.fz) / h
