@@ -220,6 +220,161 @@ def draw_start(shape: tuple[int, ...]) -> Answer:
     return {"z": torchdeq.mixed_init(shape), "after": torch.rand(2)}
 
 
+def conv(channels: int) -> nn.Conv2d:
+    return nn.Conv2d(channels, channels, 3, padding=1)
+
+
+class Multiscale(nn.Module):
+    """Two resolutions in the manner of MDEQ: residual blocks, then fusion."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.ModuleList([nn.Sequential(conv(4), nn.GroupNorm(2, 4)) for _ in range(2)])
+        self.down = nn.Conv2d(4, 4, 3, stride=2, padding=1)
+        self.up = nn.Conv2d(4, 4, 1)
+        self.norm = nn.ModuleList([nn.GroupNorm(2, 4) for _ in range(2)])
+        self.x = nn.Parameter(torch.randn(2, 4, 8, 8))
+
+    def start(self) -> Any:
+        return torch.zeros(2, 4, 8, 8), torch.zeros(2, 4, 4, 4)
+
+    def forward(self, a: Tensor, b: Tensor) -> Any:
+        a = torch.relu(self.block[0](a) + self.x + a)
+        b = torch.relu(self.block[1](b) + b)
+        up = nn.functional.interpolate(self.up(b), scale_factor=2)
+        return self.norm[0](torch.relu(a + up)), self.norm[1](torch.relu(b + self.down(a)))
+
+
+class Attention(nn.Module):
+    """A causal attention block after its residual and layer norm, as in the DEQ transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(12, 36), nn.Linear(12, 12)
+        self.ff = nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 12))
+        self.norms = nn.ModuleList([nn.LayerNorm(12), nn.LayerNorm(12)])
+        self.x = nn.Parameter(torch.randn(2, 6, 12))
+
+    def start(self) -> Any:
+        return torch.zeros(2, 6, 12)
+
+    def forward(self, z: Tensor) -> Tensor:
+        q, k, v = self.qkv(z + self.x).chunk(3, -1)
+        h = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        h = self.norms[0](z + self.x + self.out(h))
+        return self.norms[1](h + self.ff(h))
+
+
+class Recurrent(nn.Module):
+    """A gated convolution with a flow beside it, as in DEQ-Flow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.new = nn.Conv2d(8, 4, 3, padding=1), nn.Conv2d(8, 4, 3, padding=1)
+        self.head = nn.Conv2d(4, 2, 3, padding=1)
+        self.x = nn.Parameter(torch.randn(2, 4, 6, 6))
+
+    def start(self) -> Any:
+        return torch.zeros(2, 4, 6, 6), torch.zeros(2, 2, 6, 6)
+
+    def forward(self, h: Tensor, flow: Tensor) -> Any:
+        x = self.x + torch.cat((flow, flow), 1)
+        gate = torch.sigmoid(self.gate(torch.cat((h, x), 1)))
+        h = (1 - gate) * h + gate * torch.tanh(self.new(torch.cat((h, x), 1)))
+        return h, 0.5 * flow + self.head(h)
+
+
+class Sine(nn.Module):
+    """A sine of an affine map, as in DEQ-INR."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W, self.x = nn.Linear(16, 16), nn.Parameter(3 * torch.randn(5, 16))
+
+    def start(self) -> Any:
+        return torch.zeros(5, 16)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return torch.sin(self.W(z) + self.x)
+
+
+class Graph(nn.Module):
+    """``relu(A z W + x)`` with nodes as rows, as in IGNN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        A = torch.rand(10, 10)
+        self.A, self.W = A / A.sum(1, keepdim=True), nn.Linear(6, 6)
+        self.x = nn.Parameter(torch.randn(10, 6))
+
+    def start(self) -> Any:
+        return torch.zeros(10, 6)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return torch.relu(self.A @ self.W(z) + self.x)
+
+
+class Chain(nn.Module):
+    """Every step of a diffusion chain as a row, each made from those before it, as in DEQ-DDIM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 16), nn.SiLU(), nn.Linear(16, 6))
+        self.x = nn.Parameter(torch.randn(1, 6))
+
+    def start(self) -> Any:
+        return self.x.detach().repeat(8, 1)
+
+    def forward(self, z: Tensor) -> Tensor:
+        before = torch.cat((self.x, z[:-1]))
+        return self.x + 0.3 * torch.cumsum(self.net(before), 0)
+
+
+class Random(nn.Module):
+    """``tanh`` of a random matrix whose spectral radius is about ``gain``."""
+
+    def __init__(self, gain: float) -> None:
+        super().__init__()
+        self.W = nn.Parameter(gain * torch.randn(24, 24) / 24**0.5)
+        self.x = nn.Parameter(torch.randn(4, 24))
+
+    def start(self) -> Any:
+        return torch.zeros(4, 24)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return torch.tanh(z @ self.W.mT + self.x)
+
+
+MAPS: dict[str, Callable[..., Any]] = {
+    "mdeq": Multiscale,
+    "lm": Attention,
+    "flow": Recurrent,
+    "inr": Sine,
+    "ignn": Graph,
+    "ddim": Chain,
+    "random": Random,
+}
+
+
+@program
+def residual_after(
+    kind: str, solver: str, f_max_iter: int, seed: int = 0, gain: float | None = None
+) -> Answer:
+    """The residual of every sample, in double precision, where a solver's budget ends."""
+    torch.manual_seed(seed)
+    torch.set_default_dtype(torch.float64)
+    try:
+        f = MAPS[kind]() if gain is None else MAPS[kind](gain)
+        deq = torchdeq.get_deq(f_solver=solver, f_max_iter=f_max_iter, f_tol=0.0).eval()
+        with torch.no_grad():
+            (z,), _ = deq(f, f.start())
+            pairs = [(z, f(z))] if isinstance(z, Tensor) else list(zip(z, f(*z), strict=True))
+            rows = torch.cat([(fz - z).flatten(1) for z, fz in pairs], 1)
+        return {"residual": rows.norm(dim=1)}
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @program
 def parse(argv: list[str]) -> Answer:
     """What the flags parse to."""

@@ -211,7 +211,7 @@ def test_broyden_follows_the_dense_formula(update: Any) -> None:
 def test_products_with_the_operator_and_its_transpose() -> None:
     H = LowRank(torch.zeros(3, 7, dtype=torch.float64), None)
     for _ in range(20):  # past the first allocation
-        H.make_room()
+        H.make_room(coming=40)
         H.U[H.rank], H.V[H.rank] = torch.randn(2, 3, 7, dtype=torch.float64)
         H.extend()
     x = torch.randn(3, 7, dtype=torch.float64)
@@ -230,6 +230,21 @@ def test_broydens_memory_is_bounded_by_its_terms() -> None:
     for _ in range(20):
         it, state = solver.step(fn, it, state)
     assert state.H.U.shape[0] == 4
+
+
+def test_broydens_memory_grows_with_its_terms_and_never_past_the_budget() -> None:
+    f, z0 = problems.tanh_layer(gain=0.99)
+    assert Broyden().l_thres is None  # the published default
+    for budget in (2, 5, 9, 13, 40):
+        fn, rows = FixedPointFn(Packing(z0).wrap(f), budget), []
+        solver = Broyden()
+        it = solver.at(fn, z0)
+        state = solver.init(it)
+        while fn.left:
+            it, state = solver.step(fn, it, state)
+            rows.append(len(state.H.U))
+            assert state.H.rank <= rows[-1] <= max(16, 2 * state.H.rank)
+        assert max(rows) == state.H.rank == budget - 1
 
 
 @pytest.mark.parametrize("limit", [4, 10])

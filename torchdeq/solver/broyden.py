@@ -9,6 +9,7 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
+from torchdeq.numbers import unit_scale
 from torchdeq.solver.base import SOLVERS, FixedPointFn, Iterate, Solver
 from torchdeq.solver.functions import get_solver
 from torchdeq.solver.line_search import backtrack
@@ -17,13 +18,19 @@ from torchdeq.solver.low_rank import LowRank
 
 @dataclass
 class Secant:
-    """The inverse Jacobian ``H`` and its product with the latest residual."""
+    """The inverse Jacobian ``H`` and its product with the latest residual.
+
+    ``unit`` is one over the size of the first residual, where products of two states could leave
+    the range of their precision.
+    """
 
     H: LowRank
     Hg: Tensor  # (B, D)
+    unit: Tensor | None = None  # (B, 1)
 
     def take(self, rows: Tensor) -> Self:
-        return type(self)(self.H.take(rows), self.Hg.index_select(0, rows))
+        unit = None if self.unit is None else self.unit[rows]
+        return type(self)(self.H.take(rows), self.Hg.index_select(0, rows), unit)
 
 
 @SOLVERS.register("broyden")
@@ -35,17 +42,19 @@ class Broyden(Solver[Secant]):
               H_{k+1} = H_k + \frac{(\Delta z - H_k \Delta g)\, v^\top}{v^\top \Delta g}
 
     with :math:`v = H_k^\top \Delta z` (good update) or :math:`v = \Delta g` (bad update). The
-    answer is the point :math:`z`. Memory: ``2 l_thres`` states.
+    answer is the point :math:`z`. Memory: two states for each term, reserved as terms come.
 
     Args:
-        l_thres: rank-one terms kept; when they are full, :math:`H` starts over. None keeps all.
+        l_thres: rank-one terms kept; when they are full, :math:`H` starts over. None keeps all, one
+            for each evaluation after the first; a limit saves memory and costs evaluations on hard
+            maps.
         alpha: step size.
         update: ``"good"`` or ``"bad"``; the bad one saves a product and suits stiff problems less.
         ls: backtrack on the squared residual, up to ``ls_tries`` evaluations a step.
         ls_tries: the most trials of one search.
     """
 
-    l_thres: int | None = 10
+    l_thres: int | None = None
     alpha: float = 1.0
     update: Literal["good", "bad"] = "good"
     ls: bool = False
@@ -66,7 +75,7 @@ class Broyden(Solver[Secant]):
     def init(self, it: Iterate) -> Secant:
         g = _wide(it.residual)
         H = LowRank(g, self.l_thres)
-        return Secant(H, H.matvec(g))
+        return Secant(H, H.matvec(g), unit_scale(g))
 
     def step(self, f: FixedPointFn, it: Iterate, state: Secant) -> tuple[Iterate, Secant]:
         z, g = _wide(it.z), _wide(it.residual)
@@ -76,22 +85,24 @@ class Broyden(Solver[Secant]):
             new_z = torch.sub(z, state.Hg, alpha=self.alpha).to(it.z.dtype)
             fz = f(new_z)
             new_g = fz - new_z
-        self._learn(state, _wide(new_z) - z, g, _wide(new_g))
+        self._learn(state, _wide(new_z) - z, g, _wide(new_g), 1 + f.left)
         return Iterate(new_z, fz, new_g, x=new_z), state
 
-    def _learn(self, state: Secant, dz: Tensor, g: Tensor, new_g: Tensor) -> None:
+    def _learn(self, state: Secant, dz: Tensor, g: Tensor, new_g: Tensor, coming: int) -> None:
         """Add the rank-one term of this step; leaves ``H g`` at the new residual."""
         H, Hg = state.H, state.Hg
-        if H.make_room():
+        if H.make_room(coming):
             Hg = H.matvec(g)
         new_Hg = H.matvec(new_g)
-        Hdg = new_Hg - Hg
+        Hdg, unit = new_Hg - Hg, state.unit
         if self.update == "good":
-            v = H.rmatvec(dz, out=H.V[H.rank])
-            scale = (dz * Hdg).sum(1, keepdim=True)  # = v . dg
+            step = dz if unit is None else dz * unit  # the scale of v cancels
+            v = H.rmatvec(step, out=H.V[H.rank])
+            scale = (step * Hdg).sum(1, keepdim=True)  # = v . dg
         else:
             v = torch.sub(new_g, g, out=H.V[H.rank])
-            scale = v.square().sum(1, keepdim=True)
+            scale = (v if unit is None else v.mul_(unit)).square().sum(1, keepdim=True)
+            scale = scale if unit is None else scale / unit
         # A vanishing denominator says that nothing was learnt: the term is zero.
         u = torch.sub(dz, Hdg, out=H.U[H.rank])
         u.mul_(scale.reciprocal_().nan_to_num_(0.0, 0.0, 0.0))
