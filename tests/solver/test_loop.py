@@ -41,8 +41,16 @@ class Reads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.fixture
+def _as_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host's own memory is treated like that of a device, on which one has to wait."""
+    monkeypatch.setattr("torchdeq.numbers.reads_are_free", lambda device: False)
+
+
+@pytest.mark.usefixtures("_as_a_device")
 @pytest.mark.parametrize(
-    "solver", [FixedPointIter(), Anderson(), Broyden(), SimpleFixedPointIter()]
+    "solver",
+    [FixedPointIter(), Anderson(), Anderson(type=1), Broyden(), SimpleFixedPointIter()],
 )
 @pytest.mark.parametrize("shape", [(4, 16), (2, 40_000)])  # the deferred and the direct bookkeeping
 @pytest.mark.parametrize("tol", [0.0, None])
@@ -55,6 +63,7 @@ def test_without_a_tolerance_the_host_reads_nothing(
     assert reads.count == 0
 
 
+@pytest.mark.usefixtures("_as_a_device")
 @pytest.mark.parametrize("solver", [FixedPointIter(), Anderson(), Broyden()])
 def test_with_a_tolerance_the_host_reads_once_a_check(solver: Any) -> None:
     stop = StopRule(40, 1e-6)
@@ -63,6 +72,7 @@ def test_with_a_tolerance_the_host_reads_once_a_check(solver: Any) -> None:
     assert found.stats.nfe <= reads.count <= found.stats.nfe + 1
 
 
+@pytest.mark.usefixtures("_as_a_device")
 def test_the_simple_iteration_reads_nothing_even_with_a_tolerance() -> None:
     with Reads() as reads:
         solve(torch.cos, torch.zeros(3, 2), SimpleFixedPointIter(), StopRule(5, 1e-6))
@@ -147,6 +157,7 @@ def test_rtol_and_atol_together() -> None:
         ({"rtol": 1e-3}, "rtol and atol go together"),
         ({"rtol": 1e-3, "atol": 0.0}, "pass tol=None"),
         ({"check_every": 0}, "check_every"),
+        ({"norm": "rmse"}, "unknown norm 'rmse'; did you mean 'rms'"),
     ],
 )
 def test_a_stop_rule_refuses_nonsense(kwargs: dict[str, Any], message: str) -> None:
@@ -164,6 +175,16 @@ def test_states_that_overflow_have_not_converged(stop: dict[str, Any], factor: f
     z0 = torch.zeros(2, 50)
     found = solve(lambda z: factor * z + 1, z0, FixedPointIter(), rule, on_failure="ignore")
     assert found.stats.failed.all()
+
+
+def test_a_zero_image_beside_a_state_is_no_failure_of_f() -> None:
+    """|f(z)| = 0 allows no residual with a relative tolerance alone, yet everything is finite."""
+    stop = StopRule(1, None, rtol=1e-3, atol=0.0)
+    z0 = torch.full((2, 50), 7.0)
+    found = solve(lambda z: 0 * z, z0, FixedPointIter(), stop, on_failure="ignore")
+    assert (found.stats.status == Status.MAX_ITER).all()
+    stop = StopRule(2, None, rtol=1e-3, atol=0.0)
+    assert solve(lambda z: 0 * z, z0, FixedPointIter(), stop).stats.converged.all()
 
 
 def test_a_diverging_sample_is_told_apart() -> None:

@@ -1,5 +1,6 @@
 """Fixed-point solvers: one loop, many update rules."""
 
+from torchdeq.numbers import row_norm
 from torchdeq.solver import stat
 from torchdeq.solver.anderson import Anderson
 from torchdeq.solver.auto import Auto
@@ -9,14 +10,18 @@ from torchdeq.solver.fp_iter import FixedPointIter, SimpleFixedPointIter
 from torchdeq.solver.functions import (
     get_solver,
     make_solver,
+    published_options,
     register_solver,
     solver_stat_from_final_step,
 )
 from torchdeq.solver.loop import (
+    BACKWARD,
     POLICIES,
     ConvergenceError,
     ConvergenceWarning,
+    Coupling,
     Solution,
+    check_coupling,
     report_failures,
     solve,
 )
@@ -27,6 +32,7 @@ from torchdeq.solver.stopping import Status, StopRule
 SOLVERS.seal()
 
 __all__ = [
+    "BACKWARD",
     "POLICIES",
     "SOLVERS",
     "Anderson",
@@ -34,6 +40,7 @@ __all__ = [
     "Broyden",
     "ConvergenceError",
     "ConvergenceWarning",
+    "Coupling",
     "FixedPointFn",
     "FixedPointIter",
     "Iterate",
@@ -44,10 +51,13 @@ __all__ = [
     "SolverStat",
     "Status",
     "StopRule",
+    "check_coupling",
     "get_solver",
     "make_solver",
+    "published_options",
     "register_solver",
     "report_failures",
+    "row_norm",
     "solve",
     "solver_stat_from_final_step",
     "stat",

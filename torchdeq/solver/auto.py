@@ -85,7 +85,7 @@ class _Stage:
         scale = whole.scale
         if scale is not None and self.rows is not None:
             scale = scale[self.rows]
-        self.problem = Problem(f, z, stop, record, whole.compact, bar, scale)
+        self.problem = Problem(f, z, stop, record, whole.compact, bar, scale, whole.shared)
 
     def everybody(self, z: Tensor) -> Tensor:
         """The stage's states among those of the samples it did not touch."""
@@ -109,7 +109,7 @@ class _Stage:
 
 def _bar(trace: Trace, stop: StopRule) -> Tensor:
     """(B,) the residual each sample has reached; -inf for those that need no other solver."""
-    score = stop.measure(trace.sizes, trace.norms).nan_to_num(nan=inf, posinf=inf).amin(0)
+    score = trace.scores(stop).nan_to_num(nan=inf, posinf=inf).amin(0)
     done = score <= stop.goal if stop.goal else torch.zeros_like(score, dtype=torch.bool)
     if trace.stalled is not None:
         done = done | (trace.stalled >= 0)

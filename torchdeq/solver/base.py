@@ -54,11 +54,6 @@ class FixedPointFn:
         """Evaluations that may still be made."""
         return self.budget - self.nfe
 
-    @property
-    def packs(self) -> bool:
-        """Whether the state has several tensors, so that an image is a copy in any case."""
-        return len(self.f.packing.leaves) > 1
-
     def spend(self) -> None:
         """Account for one evaluation, or for one product with the Jacobian."""
         if self.nfe >= self.budget:
@@ -87,6 +82,7 @@ class Problem:
     compact: bool = False
     bar: Tensor | None = None  # (B,) residuals the start has already; -inf for a finished sample
     scale: Tensor | None = None  # (B,) what residuals are divided by
+    shared: bool = False  # whether all samples keep the same iterate
 
 
 @dataclass

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from torchdeq.numbers import row_norm
 from torchdeq.solver.base import SOLVERS, FixedPointFn, Iterate, Loop, Outcome, Problem, Solver
 from torchdeq.solver.functions import get_solver
 from torchdeq.solver.stats import Trace
@@ -76,7 +77,8 @@ class SimpleFixedPointIter(Solver[None]):
             if f.nfe in problem.record:
                 recorded[f.nfe] = packing.join(fz)
         last = packing.join(fz)
-        size, norm = (torch.linalg.vector_norm(t, dim=1) for t in (last - packing.join(z), last))
+        root = problem.stop.length(last.shape[1])
+        size, norm = (row_norm(t) / root for t in (last - packing.join(z), last))
         if problem.scale is not None:
             size, norm = size / problem.scale, norm / problem.scale
         n = min(f.nfe, 1)  # a budget of 0 leaves nothing to tell

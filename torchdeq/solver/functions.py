@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from torchdeq.compat.ignored import without_ignored
 from torchdeq.packing import State
-from torchdeq.registry import build
+from torchdeq.registry import build, check_class
 from torchdeq.solver.base import SOLVERS, FixedPointFn, Loop, Outcome, Problem, Solver
 from torchdeq.solver.loop import solve
 from torchdeq.solver.stats import SolverStat, Trace
@@ -39,14 +40,14 @@ def register_solver(solver_type: str, solver: type[Solver[Any]] | SolverFunction
     too where states are to be recorded, and returns ``(z, states, info)``. A single tensor comes in
     its own shape, a state of several tensors packed as one (B, D) matrix.
     """
-    if isinstance(solver, type) and issubclass(solver, Solver):
-        SOLVERS.register(solver_type, solver)
-    elif callable(solver) and not isinstance(solver, type):
+    if callable(solver) and not isinstance(solver, type):
         SOLVERS.register(solver_type, _as_class(str(solver_type), solver))
-    else:
-        raise TypeError(
-            f"a solver is a Solver class or a function returning (z, states, info), got {solver!r}"
-        )
+        return
+    steps = all(getattr(solver, n, None) is not getattr(Solver, n) for n in ("init", "step"))
+    runs = getattr(solver, "run", None) is not Solver.run
+    what = "a solver, unless it is a function returning (z, states, info),"
+    check_class(solver, Solver, what, "init and step, or run", steps or runs)
+    SOLVERS.register(solver_type, solver)
 
 
 def make_solver(key: str, options: Mapping[str, Any]) -> Solver[Any]:
@@ -57,11 +58,23 @@ def make_solver(key: str, options: Mapping[str, Any]) -> Solver[Any]:
     return build(kind, f"solver {key!r}", options, kind.aliases)
 
 
+def published_options(key: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that a program for 0.1.0 passes to a solver, as far as it has them.
+
+    An option of another solver of 0.1.0 is ignored with a note.
+    """
+    kind = SOLVERS[key]
+    if issubclass(kind, FunctionSolver):
+        return dict(options)
+    known = getattr(kind, "__dataclass_fields__", {})
+    return without_ignored(options, [*known, *kind.aliases], key)
+
+
 def function_solver(function: SolverFunction, options: Mapping[str, Any]) -> Solver[Any]:
     """A solver from a function in the interface of 0.1.0: a client's, or one of ours."""
     key = next((key for key in SOLVERS if get_solver(key) is function), None)
     if key is not None:
-        return make_solver(key, options)
+        return make_solver(key, published_options(key, options))
     return _as_class(getattr(function, "__name__", "function"), function)(**options)
 
 
@@ -92,11 +105,11 @@ class _NamedSolver:
         indexing: Sequence[int] | None = None,
         *,
         return_final: bool = False,
-        on_failure: str = "warn",
+        on_failure: str = "auto",
         **options: Any,
     ) -> tuple[State, list[State], SolverStat]:
         stop = StopRule(max_iter, tol, stop_mode, return_final=return_final)
-        rule = make_solver(self.key, options)
+        rule = make_solver(self.key, published_options(self.key, options))
         found = solve(func, x0, rule, stop, indexing or (), on_failure=on_failure)
         return found.z, found.states, found.stats
 

@@ -7,11 +7,15 @@ from math import inf
 import torch
 from torch import Tensor
 
+from torchdeq import numbers
+from torchdeq.numbers import in_range, row_norm
 from torchdeq.solver.base import Iterate, Problem
+from torchdeq.solver.sharing import HostSharing, Sharing
 from torchdeq.solver.stats import Trace
 
 _DEFER = 32  # iterates judged at once when nothing has to be decided in between
 _TINY = 1 << 13  # numbers in a state; above, keeping many alive costs more (cache) than it saves
+_FEW, _VERY_FEW = 256, 64  # samples
 _PATIENCE = 4  # checks without a 10 % gain before a residual at the precision floor has stalled
 
 
@@ -19,23 +23,26 @@ class Ledger:
     """Watches iterates and keeps, for each sample, the state that the solve will return.
 
     That is the first state within the tolerance; failing that, the one with the lowest residual;
-    the start, if no residual was finite. With a tolerance the host reads two numbers per check,
-    without one it reads nothing.
+    the start, if no residual was finite. With a tolerance two numbers per check are read from a
+    device, without one nothing.
     """
 
     def __init__(self, problem: Problem) -> None:
         z0, stop, bar = problem.z0, problem.stop, problem.bar
+        dtype = torch.promote_types(z0.dtype, torch.float32)  # of residuals
         self.stop, self.goal = stop, stop.goal
         self.running = len(z0)  # samples that have not finished, as far as the host knows
         self.best = z0
-        self._f, self._scale = problem.f, problem.scale
+        self._f, self._scale, self._shared = problem.f, problem.scale, problem.shared
+        if stop.norm == "rms":
+            root = z0.new_full(z0.shape[:1], stop.length(z0.shape[1]), dtype=dtype)
+            self._scale = root if self._scale is None else root * self._scale
         self._batch = len(z0)
-        self._dtype = torch.promote_types(z0.dtype, torch.float32)  # of residuals
-        defers = not self.goal and not stop.return_final and problem.scale is None
+        defers = not (self.goal or stop.return_final or self._shared) and self._scale is None
         self._tiny = defers and z0.numel() <= _TINY
         self._every = stop.check_every if self.goal else _DEFER if self._tiny else 1
         # The bar is the residual to beat: -inf once a sample has finished.
-        self._bar = z0.new_full(z0.shape[:1], inf, dtype=self._dtype) if bar is None else bar
+        self._bar = z0.new_full(z0.shape[:1], inf, dtype=dtype) if bar is None else bar
         self._done = self._bar.new_full((), -inf)  # scalars would be made anew at every call
         self._index = torch.arange(len(z0), device=z0.device)
         self._spare = self._index.new_full((), len(z0))
@@ -44,6 +51,10 @@ class Ledger:
         self._residuals: list[tuple[Tensor, Tensor] | None] = []  # |g| and |f(z)| of those, (b,)
         self._sizes: list[Tensor] = []  # |g| by iterate, (b,)
         self._norms: list[Tensor] = []  # |f(z)| by iterate, (b,)
+        # On the host a few numbers are counted more quickly as Python's own.
+        self._lists = len(z0) <= _FEW and numbers.reads_are_free(z0.device)
+        self._sharing: Sharing | None = None
+        self._scores: list[Tensor] = []  # what decided about shared iterates, (b,)
         self._checks = 0
         self._nfe: list[int] = []
         self._low = self._bar
@@ -63,7 +74,8 @@ class Ledger:
             return
         self._pending.append(it)
         later = self._tiny and it.g is None  # many small norms cost less at once
-        self._residuals.append(None if later else self._measure(it))
+        measure = self._measure_roughly if self._tiny else self._measure
+        self._residuals.append(None if later else measure(it))
         if len(self._pending) >= self._every or not it.fresh:
             self.flush()
 
@@ -76,12 +88,14 @@ class Ledger:
         if any(residuals):
             known = [r or self._measure(it) for r, it in zip(residuals, pending, strict=True)]
             size, norm = (torch.stack(ts) for ts in zip(*known, strict=True))
-        else:
+        rough = self._tiny and self._lists
+        if not any(residuals) or (rough and not (in_range(size) and in_range(norm))):
             z, fz = (torch.stack(ts) for ts in zip(*(it[:2] for it in pending), strict=True))
-            size, norm = self._norm(fz - z), self._norm(fz)
+            size, norm = row_norm(fz - z), row_norm(fz)
         answers = [it.fz if it.x is None else it.x for it in pending]
-        if len(pending) == 1:
-            self._judge(size[0], norm[0], answers[0], pending[0].fresh)
+        if len(pending) == 1 or self._shared:
+            for row in zip(size, norm, answers, (it.fresh for it in pending), strict=True):
+                self._judge(*row)
         else:
             self._judge_many(size, norm, answers)
 
@@ -109,7 +123,8 @@ class Ledger:
     def trace(self) -> Trace:
         """The raw record, (N, B); samples that left the batch keep their last values."""
         sizes, norms = self._history()
-        return Trace(sizes, norms, self._nfe, self._stalled)
+        shared = torch.stack(self._scores) if self._scores else None
+        return Trace(sizes, norms, self._nfe, self._stalled, shared)
 
     def _history(self) -> Tensor:
         """|g| and |f(z)| of everybody so far, (2, N, B)."""
@@ -125,13 +140,25 @@ class Ledger:
         return torch.cat((old, everybody), dim=1)
 
     def _measure(self, it: Iterate) -> tuple[Tensor, Tensor]:
-        size, norm = self._norm(it.residual), self._norm(it.fz)
+        size, norm = row_norm(it.residual), row_norm(it.fz)
         return (size, norm) if self._scale is None else (size / self._scale, norm / self._scale)
 
-    def _norm(self, t: Tensor) -> Tensor:
-        wide = None if t.dtype == self._dtype else self._dtype  # naming it costs a fifth
-        norm: Tensor = torch.linalg.vector_norm(t, dim=-1, dtype=wide)
-        return norm
+    def _measure_roughly(self, it: Iterate) -> tuple[Tensor, Tensor]:
+        """The same, whose range is looked at for many iterates at once."""
+        if it.fz.dtype.itemsize < 4 or not self._lists:
+            return self._measure(it)
+        return tuple(torch.linalg.vector_norm(t, dim=-1) for t in (it.residual, it.fz))
+
+    def _score(self, size: Tensor, norm: Tensor) -> Tensor:
+        """What decides about an iterate; of a shared one, the worst of the batch."""
+        score = self.stop.measure(size, norm)
+        if not self._shared or not score.numel():
+            return score
+        if self._sharing is None:
+            few = self._lists and len(score) <= _VERY_FEW
+            self._sharing = (HostSharing if few else Sharing)(score, self.goal)
+        self._scores.append(self._sharing.judge(score))
+        return self._scores[-1]
 
     def _judge(self, size: Tensor, norm: Tensor, answer: Tensor, fresh: bool) -> None:
         """One iterate: is it the best of some sample, or all it needs?"""
@@ -140,7 +167,7 @@ class Ledger:
         if self.stop.return_final:
             self.best = answer if fresh else answer.clone()
             return
-        score = self.stop.measure(size, norm)
+        score = self._score(size, norm)
         if self.goal:
             self._check(score, answer, fresh)
         else:
@@ -173,11 +200,19 @@ class Ledger:
         self._checks += 1
         if self._checks % _PATIENCE == 0:
             self._look_for_stalls()
-        gained, self.running = torch.stack((better, self._bar > -inf)).sum(1).tolist()
+        gained, self.running = self._counts(better)
         if gained == len(better) and fresh:
             self.best, self._buffer = answer, None
         elif gained:
             self._overwrite(better, answer)
+
+    def _counts(self, better: Tensor) -> tuple[int, int]:
+        """How many samples gained, and how many go on; one transfer from a device."""
+        if self._lists:
+            bar = self._bar.tolist()
+            return sum(better.tolist()), len(bar) - bar.count(-inf)
+        gained, running = torch.stack((better, self._bar > -inf)).sum(1).tolist()
+        return gained, running
 
     def _overwrite(self, better: Tensor, answer: Tensor) -> None:
         """Replace the best states of some samples.
@@ -200,8 +235,12 @@ class Ledger:
         recent = _PATIENCE * self._every
         size, norm = (torch.stack(rows[-recent:]) for rows in (self._sizes, self._norms))
         score = self.stop.measure(size, norm)
-        low, steady = score.amin(0), (score.diff(dim=0) < 0).all(0)
         rel = size / norm.clamp_min(torch.finfo(norm.dtype).tiny)
+        if self._sharing is not None:
+            score, rel = (self._sharing.spread(t) for t in (score, rel))
+        low = score.amin(0)
+        # Lower than ever, too: an orbit may fall within each window, and jump between them.
+        steady = (score.diff(dim=0) < 0).all(0) & (low < self._low)
         self._low_rel = torch.fmin(self._low_rel, rel.amin(0))
         eps = self._f.f.eps
         floor = eps if eps > 1e-4 else 4 * eps  # half types get below their eps, others near it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,7 +22,23 @@ from torchdeq.tracing import untraced
 _COMPACT_AT = (
     0.8  # drop finished samples once this share of the batch is left; 0.5 to 0.99 are alike
 )
-POLICIES = ("ignore", "warn", "raise")
+POLICIES = ("ignore", "auto", "warn", "raise")
+BACKWARD = "the backward solve"  # how reports call it
+
+#: Whether samples depend on each other: True, False, None (found out in the backward pass), or
+#: "adjoint" for maps that are solved sample by sample and differentiated as one system.
+Coupling = bool | Literal["adjoint"] | None
+
+
+def check_coupling(coupled: object, compact: bool) -> None:
+    """Raise for a value that says nothing about coupling, and for what coupled samples forbid."""
+    if not (coupled is None or isinstance(coupled, bool) or coupled == "adjoint"):
+        raise ValueError(f'coupled must be None, True, False or "adjoint", got {coupled!r}')
+    if compact and coupled in (True, "adjoint"):
+        raise ValueError(
+            f"compact=True lets finished samples leave the batch, and coupled={coupled!r} says "
+            "that the others depend on them: drop one of them"
+        )
 
 
 class ConvergenceWarning(UserWarning):
@@ -64,6 +80,9 @@ def solve(
     on_failure: str = "warn",
     scale: Tensor | None = None,
     keep_memory: bool = False,
+    coupled: Coupling = None,
+    eps: float | None = None,
+    shared: bool = False,
 ) -> Solution:
     """Find a fixed point ``z = f(z)`` for every sample of a batch, without building a graph.
 
@@ -75,10 +94,20 @@ def solve(
         record: evaluations after which the best state so far is returned as well.
         args: further arguments of ``f``; needed per sample for ``compact``.
         compact: finished samples leave the batch; every tensor in ``args`` must lead with it.
-        on_failure: what to do about samples that did not converge: ignore, warn or raise.
+        on_failure: what to do about samples that did not converge: ignore, warn or raise; auto
+            warns, but not about a budget that is spent.
         scale: (B,) residuals are divided by it before they are compared and reported.
         keep_memory: return the rule's memory too, e.g. Broyden's inverse Jacobian.
+        coupled: True if samples depend on each other (nodes of a graph, steps of a chain, batch
+            statistics): the batch is solved as one system with one status.
+        eps: the precision of ``f`` if that is coarser than its dtype and autocast say; a residual
+            that cannot fall below it has stalled.
+        shared: samples are stepped one by one, but keep the same iterate and stop together: right
+            for samples that depend on each other, too.
     """
+    check_coupling(coupled, compact)
+    if shared and compact:
+        raise ValueError("shared=True keeps the whole batch to the end: drop compact=True")
     if not isinstance(solver, Solver):
         raise TypeError(
             f"solver must be a Solver such as Anderson(), got {solver!r}; "
@@ -89,10 +118,11 @@ def solve(
         raise ValueError(f"unknown failure policy {on_failure!r}{suggest(on_failure, POLICIES)}")
     if any(k != int(k) or k < 0 for k in record):
         raise ValueError(f"record takes whole numbers of evaluations >= 0, got {list(record)}")
-    packing = Packing(z0)
+    packing = Packing(z0, joint=coupled is True)
     if compact:
         check_batched(args, packing.batch)
     f_packed = packing.wrap(f, args)
+    f_packed.eps = max(f_packed.eps, eps or 0.0)
     problem = Problem(
         FixedPointFn(f_packed, stop.max_iter),
         packing.pack(z0).detach(),
@@ -100,12 +130,14 @@ def solve(
         tuple(record),
         compact,
         scale=scale,
+        shared=shared,
     )
     with f_packed.autocast.suspended():
         outcome = solver.run(problem, iterate)
-    stats = outcome.stats or SolverStat.from_trace(outcome.trace, stop, outcome.nfe, f_packed.eps)
+    trace = outcome.trace.of_each(packing.batch) if packing.joint else outcome.trace
+    stats = outcome.stats or SolverStat.from_trace(trace, stop, outcome.nfe, f_packed.eps)
     told = on_failure != "ignore" and solver.watches and stop.goal and stop.max_iter
-    if told and not outcome.trace.all_met(stop):
+    if told and not trace.all_met(stop):
         report_failures(stats, on_failure, "the fixed-point solve")
     z, *states = (packing.unpack(t.detach()) for t in (outcome.z, *outcome.states))
     return Solution(z, states, stats, outcome.memory if keep_memory else None)
@@ -176,9 +208,19 @@ def report_failures(stats: SolverStat, policy: str, what: str) -> None:
 
     The text of a warning carries no numbers, so that Python shows it once per call site; an error
     carries them.
+
+    Args:
+        stats: of the solve.
+        policy: warn, raise, or auto. The latter warns, but takes it for normal that a forward solve
+            spends its budget, and that its residual grew after a good state, which is returned.
+        what: how the text calls the solve; `BACKWARD` is the one that is not a forward solve.
     """
     codes = [Status(code) for code in stats.status.tolist()]
     failed = sorted({code for code in codes if code.failed})
+    if policy == "auto" and what != BACKWARD:
+        failed = [code for code in failed if code > Status.DIVERGED]
+        if Status.DIVERGED in codes and bool(_useless(stats).any()):
+            failed.insert(0, Status.DIVERGED)
     if not failed or bool((stats["abs_lowest"] < 0).any()):  # -1: a solver that does not tell
         return
     told = "; ".join(f"{code.name}: {code.sentence}" for code in failed)
@@ -193,3 +235,9 @@ def report_failures(stats: SolverStat, policy: str, what: str) -> None:
         ConvergenceWarning,
         stacklevel=stack_level(),
     )
+
+
+def _useless(stats: SolverStat) -> Tensor:
+    """(B,) whether a sample diverged without ever having halved its first residual."""
+    diverged = stats.status == int(Status.DIVERGED)
+    return diverged & ~(stats["abs_lowest"] < 0.5 * stats["abs_trace"][:, 0])

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchdeq.numbers import row_norm
 from torchdeq.solver.stopping import Status, StopRule, relative
 
 _GROWTH = 10.0  # a residual that ends this many times above its first value has diverged
@@ -24,24 +25,44 @@ class Trace:
     norms: Tensor  # (N, B): |f(z)|
     nfe: Sequence[int]  # evaluations spent when each iterate was known
     stalled: Tensor | None = None  # (B,) the row at which each sample stalled, else -1
+    shared: Tensor | None = None  # (N, B) what decided about iterates that all samples share
+
+    def scores(self, stop: StopRule) -> Tensor:
+        """Return (N, B) what decides about iterates."""
+        return stop.measure(self.sizes, self.norms) if self.shared is None else self.shared
 
     def all_met(self, stop: StopRule) -> bool:
         """Whether every sample was within the tolerance at some iterate; reads the device."""
-        met = stop.measure(self.sizes, self.norms) <= stop.goal
+        met = self.scores(stop) <= stop.goal
         return bool((met.any(0) & self.sizes.isfinite().all(0)).all())
+
+    def of_each(self, batch: int) -> Trace:
+        """Return the record of one system as that of each of its samples."""
+        stalled = None if self.stalled is None else self.stalled.expand(batch)
+        sizes, norms = (t.expand(-1, batch) for t in (self.sizes, self.norms))
+        return Trace(sizes, norms, self.nfe, stalled, self.shared)
 
     def then(self, later: Trace, spent: int) -> Trace:
         """This record followed by that of a second solve of the same samples.
 
         What was not finite here is only very large from now on: the sample got another chance.
         """
-        most = torch.finfo(self.sizes.dtype).max
+        shared = None
+        if self.shared is not None and later.shared is not None:
+            shared = _after(self.shared, later.shared)
         return Trace(
-            torch.cat((self.sizes.nan_to_num(nan=most, posinf=most), later.sizes)),
+            _after(self.sizes, later.sizes),
             torch.cat((self.norms, later.norms)),
             [*self.nfe, *(spent + n for n in later.nfe)],
             _stalls(self, later),
+            shared,
         )
+
+
+def _after(first: Tensor, later: Tensor) -> Tensor:
+    """Return residuals of two solves, those of the first made finite."""
+    most = torch.finfo(first.dtype).max
+    return torch.cat((first.nan_to_num(nan=most, posinf=most), later))
 
 
 def _stalls(first: Trace, later: Trace) -> Tensor | None:
@@ -69,7 +90,7 @@ class SolverStat(dict[str, Tensor]):
     Keys, each also an attribute (``B`` samples, ``N`` iterates):
 
     - ``abs_lowest``, ``rel_lowest`` (B,): residuals :math:`|f(z) - z|` and that over :math:`|f(z)|`
-      at the returned state;
+      at the returned state; root mean squares if the stop rule says ``norm="rms"``;
     - ``abs_trace``, ``rel_trace`` (B, N): the same by iterate; after a sample has converged its
       value is repeated;
     - ``nstep`` (B,): evaluations of ``f`` after which each returned state was known;
@@ -159,7 +180,7 @@ class SolverStat(dict[str, Tensor]):
         if not isinstance(z, Tensor):
             z, fz = (torch.cat([t.flatten(1) for t in ts], dim=1) for ts in (z, fz))
         assert isinstance(fz, Tensor)
-        size, norm = (torch.linalg.vector_norm(t.flatten(1), dim=1) for t in (fz - z, fz))
+        size, norm = (row_norm(t.flatten(1)) for t in (fz - z, fz))
         rel = relative(size, norm)
         return cls(
             abs_lowest=size,
@@ -184,7 +205,7 @@ def _summarise(trace: Trace, stop: StopRule, eps: float) -> tuple[dict[str, Tens
         status = torch.full_like(lowest, int(Status.MAX_ITER), dtype=torch.int8)
         return values | {"abs_trace": sizes.mT, "rel_trace": sizes.mT}, status
     rel, rows = relative(sizes, norms), torch.arange(len(sizes), device=sizes.device)[:, None]
-    score = stop.measure(sizes, norms).nan_to_num(nan=inf, posinf=inf)  # (N, B)
+    score = trace.scores(stop).nan_to_num(nan=inf, posinf=inf)  # (N, B)
     met = (score <= stop.goal) if stop.goal else torch.zeros_like(score, dtype=torch.bool)
     # A sample ends at the first iterate within the tolerance or not finite, or where it stalled;
     # what its mates make it do afterwards does not count.
@@ -197,6 +218,9 @@ def _summarise(trace: Trace, stop: StopRule, eps: float) -> tuple[dict[str, Tens
     after = rows > last
     converged = met.gather(0, last[None])[0]
     at = last if stop.return_final else torch.where(after, inf, score).argmin(0)
+    if trace.shared is not None and stop.goal:  # chosen for all, and good enough for some
+        own = (stop.measure(sizes, norms) <= stop.goal) & (rows <= last)
+        converged |= own.gather(0, at[None])[0] & (score.gather(0, at[None])[0] < inf)
     steps = torch.tensor(trace.nfe, dtype=sizes.dtype).to(sizes.device)
     known = score.gather(0, at[None])[0] < inf  # otherwise the start itself was returned
 

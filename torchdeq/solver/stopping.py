@@ -13,6 +13,7 @@ from torchdeq.registry import suggest
 
 _EPS = 1e-9  # keeps the relative residual of a zero state finite, as in torchdeq 0.1.0
 MODES = ("abs", "rel")
+NORMS = ("l2", "rms")
 
 
 class Status(IntEnum):
@@ -54,6 +55,10 @@ class StopRule:
     - ``mode="rel"``: :math:`\|g\| / (\|f(z)\| + \epsilon) \le` ``tol``;
     - ``rtol`` and ``atol`` (with ``tol=None``): :math:`\|g\| \le` ``atol + rtol`` :math:`\|f(z)\|`.
 
+    With ``norm="rms"`` both norms are divided by :math:`\sqrt D`, for states of ``D`` numbers a
+    sample, so that an absolute tolerance means the same at every size; the residuals that a solve
+    reports are then root mean squares too.
+
     Args:
         max_iter: evaluations of ``f``, exactly; 0 returns the start.
         tol: 0 or None spends the whole budget: nothing stops early, nothing warns and nothing is
@@ -63,6 +68,8 @@ class StopRule:
         atol: absolute part of the joint test.
         check_every: evaluations between two looks at the residuals from the host.
         return_final: spend the budget and return the last state instead of the best one.
+        norm: ``"l2"``, or ``"rms"`` for the root mean square over a sample's numbers (over all
+            numbers of the batch if its samples are one coupled system).
     """
 
     max_iter: int = 40
@@ -72,10 +79,13 @@ class StopRule:
     atol: float | None = None
     check_every: int = 1
     return_final: bool = False
+    norm: str = "l2"
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ValueError(f"unknown stop mode {self.mode!r}{suggest(self.mode, MODES)}")
+        if self.norm not in NORMS:
+            raise ValueError(f"unknown norm {self.norm!r}{suggest(self.norm, NORMS)}")
         if not 0 <= self.max_iter < inf or self.max_iter != int(self.max_iter):
             raise ValueError(f"max_iter must be a whole number >= 0, got {self.max_iter}")
         if self.check_every != int(self.check_every) or self.check_every < 1:
@@ -100,11 +110,20 @@ class StopRule:
             return 1.0 if self.rtol or self.atol else 0.0
         return self.tol or 0.0
 
+    def length(self, size: int) -> float:
+        """The norm of a row of ``size`` ones over what this rule takes for it."""
+        return max(size, 1) ** 0.5 if self.norm == "rms" else 1.0
+
     def measure(self, size: Tensor, norm: Tensor) -> Tensor:
         """The residual to compare with :attr:`goal`, from ``size`` = |g| and ``norm`` = |f(z)|."""
         if self.goal and self.rtol is not None and self.atol is not None:
             allowed = self.rtol * norm + self.atol
-            return _quotient(size, allowed.clamp_min(torch.finfo(allowed.dtype).tiny))
+            limits = torch.finfo(allowed.dtype)
+            ratio = size / allowed.clamp_min(limits.tiny)
+            # Beside a zero image the ratio is enormous, but still a number that grows with |g|.
+            half = limits.max / 2
+            ratio = torch.where(ratio > half, half + half * (size / (size + 1)), ratio)
+            return torch.where((allowed == inf) | (size == inf), inf, ratio)
         return relative(size, norm) if self.mode == "rel" else size
 
 
