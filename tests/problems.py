@@ -68,6 +68,54 @@ def tanh_layer(
     return lambda z: torch.tanh(z @ W.mT + x), torch.zeros(batch, d, dtype=dtype)
 
 
+#: Tolerance of the graph problem: of the residual of the whole system, in both passes.
+GRAPH_TOL = 1e-6
+
+
+def graph(
+    nodes: int = 40, d: int = 8, degree: float = 4.0, gain: float = 0.95, seed: int = 0
+) -> tuple[Callable[[Tensor, Tensor], Map], Tensor, Tensor, Tensor]:
+    """`tanh(A z W + x)` over the nodes of a random graph, each row a node.
+
+    `A` is symmetric and sparse, with loops, and normalised by degrees, so `|A| = 1`, and
+    `|W| = gain`. With the defaults plain iteration needs some 25 evaluations for `GRAPH_TOL`.
+
+    Returns:
+        The map as a function of `W` and `x`, then `A`, `W` and `x`.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    edges = torch.rand(nodes, nodes, generator=generator, dtype=torch.float64) < degree / nodes
+    A = edges.triu(1).double()
+    A = A + A.mT + torch.eye(nodes, dtype=torch.float64)
+    scale = A.sum(1).rsqrt()
+    A = scale[:, None] * A * scale
+    x = _normal(nodes, d, seed=seed + 7)
+    return lambda W, x: lambda z: torch.tanh(A @ z @ W + x), A, contraction(gain, d, seed), x
+
+
+def chain(
+    rows: int = 12, d: int = 4, gain: float = 0.9, seed: int = 0
+) -> tuple[Callable[[Tensor, Tensor], Map], Callable[[Tensor, Tensor], Tensor], Tensor, Tensor]:
+    """`z_i = tanh(W z_{i-1} + x_i)` from `z_{-1} = 0`, every step a row of one state.
+
+    Returns:
+        The map of all rows at once and the sequence computed step by step, which is its fixed point
+        exactly, both as functions of `W` and `x`; then `W` and `x`.
+    """
+
+    def at_once(W: Tensor, x: Tensor) -> Map:
+        return lambda z: torch.tanh(torch.cat((torch.zeros_like(z[:1]), z[:-1])) @ W.mT + x)
+
+    def step_by_step(W: Tensor, x: Tensor) -> Tensor:
+        states, z = [], torch.zeros_like(x[0])
+        for x_i in x:
+            z = torch.tanh(W @ z + x_i)
+            states.append(z)
+        return torch.stack(states)
+
+    return at_once, step_by_step, contraction(gain, d, seed), _normal(rows, d, seed=seed + 7)
+
+
 def counted(f: Callable[..., object]) -> tuple[Callable[..., object], list[int]]:
     """``f`` and a list that grows by the batch size at each call."""
     calls: list[int] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from torchdeq.grad import (
     register_backward,
 )
 from torchdeq.packing import PackedFn
-from torchdeq.solver import Anderson, StopRule
+from torchdeq.solver import Anderson, ConvergenceWarning, StopRule
 
 NAMES = list(BACKWARDS)
 DOUBLE = torch.float64
@@ -111,6 +112,44 @@ def test_the_gradient_of_the_start(name: str) -> None:
     (first, second) = run(name, lambda a, b: (0.5 * b + x, 0.5 * a), (z0, z0.detach())).z
     (grad,) = torch.autograd.grad((first * second).sum(), z0)
     assert grad.abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tensor_that_f_uses_only_at_some_states_receives_its_gradient(name: str) -> None:
+    """From zero the first call is near and uses one tensor; all others are far and use another."""
+    near = torch.randn(3, 4, dtype=DOUBLE, requires_grad=True)
+    far = (0.3 * torch.randn(4, 4, dtype=DOUBLE)).requires_grad_()
+    x = 2 + torch.rand(3, 4, dtype=DOUBLE)
+
+    def f(z: Tensor) -> Tensor:
+        if bool(z.abs().max() < 0.5):
+            return x + near.tanh()
+        return x + 0.4 * torch.tanh(z @ far)
+
+    z = run(name, f, torch.zeros_like(x), StopRule(40, 0.0)).z
+    got = torch.autograd.grad(z.square().sum(), (near, far), materialize_grads=True)
+    end = z.detach()
+    for _ in range(60):  # near the fixed point the other tensor plays no part
+        end = f(end)
+    exact = torch.autograd.grad(end.square().sum(), far)[0]
+    tolerance = 0.5 if name == "phantom" else 1e-5  # phantom takes one step by default
+    assert float((got[1] - exact).norm() / exact.norm()) < tolerance
+    assert float(got[0].abs().max()) < 1e-4  # what a reversible iteration has left of it
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cotangent_that_is_not_a_number_spoils_its_own_sample_alone(name: str) -> None:
+    f, z0 = problems.tanh_layer(gain=0.5)
+    x = torch.zeros_like(z0).requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        g = torch.randn_like(z0)
+        (clean,) = torch.autograd.grad(run(name, lambda z: f(z) + x, z0).z, x, g)
+        g[1, 0] = torch.nan
+        (got,) = torch.autograd.grad(run(name, lambda z: f(z) + x, z0).z, x, g)
+    others = torch.arange(len(z0)) != 1
+    torch.testing.assert_close(got[others], clean[others], rtol=1e-5, atol=1e-6)
+    assert got[1].isnan().any()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -247,3 +247,50 @@ def test_a_mask_kept_by_a_module_is_new_after_every_reset() -> None:
         masks.append(drop.mask)
     assert not torch.equal(masks[0], masks[1])
     assert not torch.equal(masks[1], masks[2])
+
+
+def nested(W: Tensor, x: Tensor, outer: Any, inner: Any) -> Tensor:
+    """A fixed point whose map holds another one."""
+
+    def cell(y: Tensor) -> Tensor:
+        f = lambda z: torch.tanh(0.5 * z @ W.mT + y)  # noqa: E731
+        z: Tensor = fixed_point(f, torch.zeros_like(y), stop=TIGHT, backward=inner).z
+        return z
+
+    f = lambda z: 0.5 * cell(x + 0.3 * z) @ W  # noqa: E731
+    z: Tensor = fixed_point(f, torch.zeros_like(x), stop=TIGHT, backward=outer).z
+    return z
+
+
+def nested_unrolled(W: Tensor, x: Tensor) -> Tensor:
+    z = torch.zeros_like(x)
+    for _ in range(50):
+        inner = torch.zeros_like(x)
+        for _ in range(50):
+            inner = torch.tanh(0.5 * inner @ W.mT + x + 0.3 * z)
+        z = 0.5 * inner @ W
+    return z
+
+
+def test_a_fixed_point_inside_another_is_exact_at_second_order(
+    inputs: tuple[Tensor, ...],
+) -> None:
+    """The inner one captures what the replay of the outer one has put in place."""
+    W, x = inputs[0].clone().requires_grad_(), inputs[2].clone().requires_grad_()
+
+    def second(run: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, ...]:
+        first = torch.autograd.grad(run(W, x).square().sum(), (W, x), create_graph=True)
+        return *first, *torch.autograd.grad([g.sin().sum() for g in first], (W, x))
+
+    got = second(lambda W, x: nested(W, x, EXACT, EXACT))
+    close(got, second(nested_unrolled))
+
+
+def test_a_fixed_point_inside_another_under_transforms(inputs: tuple[Tensor, ...]) -> None:
+    W, _, x = inputs
+
+    def derivatives(run: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        per_sample = vmap(grad(lambda W, x: run(W, x[None]).square().sum()), (None, 0))
+        return hessian(lambda x: run(W, x).square().sum())(x[:1]), per_sample(W, x)
+
+    close(derivatives(lambda W, x: nested(W, x, PLAIN, PLAIN)), derivatives(nested_unrolled))

@@ -288,3 +288,34 @@ def test_batch_norm_statistics_are_not_updated_by_the_backward_pass() -> None:
     before = {name: buffer.clone() for name, buffer in norm.named_buffers()}
     z.square().sum().backward()
     assert all(torch.equal(buffer, before[name]) for name, buffer in norm.named_buffers())
+
+
+@pytest.mark.parametrize("higher_order", [False, True])
+@pytest.mark.parametrize("state", ["tensor", "tuple"])
+def test_the_auxiliary_output_of_the_returned_state_has_complete_gradients(
+    state: str, higher_order: bool
+) -> None:
+    W, x = leaf(4, 4, scale=0.2), leaf(3, 4)
+
+    def f(*inputs: Tensor) -> tuple[Any, dict[str, Tensor]]:
+        z, x = inputs[0], inputs[-1]
+        h = z @ W.mT + x
+        new = torch.tanh(h)
+        return (new if state == "tensor" else (new, 0.5 * inputs[1] + new)), {"load": h.square()}
+
+    z0 = torch.zeros_like(x)
+    found = fixed_point(
+        f, z0 if state == "tensor" else (z0, z0), (x,), stop=TIGHT, has_aux=True,
+        backward=exact(higher_order=higher_order),
+    )  # fmt: skip
+    z = torch.zeros_like(x)
+    for _ in range(120):
+        z = torch.tanh(z @ W.mT + x)
+    expected = (z @ W.mT + x).square()
+    torch.testing.assert_close(found.aux["load"], expected, atol=1e-10, rtol=0)
+    torch.testing.assert_close(
+        torch.autograd.grad(found.aux["load"].sum(), (W, x)),
+        torch.autograd.grad(expected.sum(), (W, x)), atol=1e-8, rtol=0,
+    )  # fmt: skip
+    with pytest.raises(TypeError, match=r"must return a pair \(z, aux\): got Tensor"):
+        fixed_point(torch.tanh, z0, has_aux=True)

@@ -62,6 +62,8 @@ class _Beside(torch.autograd.Function):
     What the second holds, be it a NaN, never reaches the output.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(estimate: Tensor, attached: Tensor) -> Tensor:
         return estimate.clone()  # the caller may write into it
@@ -88,6 +90,8 @@ def unmoved_by(start: list[Tensor], z: list[Tensor]) -> list[Tensor]:
 class _Unmoved(torch.autograd.Function):
     """A fixed point does not depend on where its solver started."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(z: Tensor, *start: Tensor) -> Tensor:
         return z.clone()
@@ -99,3 +103,7 @@ class _Unmoved(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, ...]:
         return g, *(torch.zeros_like(t) for t in ctx.saved_tensors)
+
+    @staticmethod
+    def jvp(ctx: Any, z: Tensor | None, *start: Tensor | None) -> Tensor | None:
+        return None if z is None else z.view_as(z)

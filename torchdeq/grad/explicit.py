@@ -1,116 +1,193 @@
 """Implicit differentiation with explicit inputs: exact at every order, in both modes.
 
-A fixed point ``z = F(z, *c)`` is a Function of ``c`` whose derivative is another fixed point of the
+A fixed point `z = F(z, *c)` is a Function of `c` whose derivative is another fixed point of the
 same kind, that of the adjoint or tangent system. Differentiating it again is the same Function once
 more, so nothing special happens at higher orders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
-from torch._C import _functorch
 
-from torchdeq.grad.closure import transforms_active
+from torchdeq import _torch
+from torchdeq.grad.base import NoGraph
 
 Map = Callable[[Tensor], Tensor]
-Solve = Callable[[Map, Tensor], Tensor]  # (f, start) -> fixed point, on plain tensors (..., D)
 
 
 class Operator(Protocol):
-    """``F(z, *c)`` with a way to find its fixed point, and those of its derivatives."""
+    """`F(z, *c)` with a way to find its fixed point, and those of its derivatives."""
 
-    @property
-    def solve(self) -> Solve: ...
+    functional: bool  # whether it was made inside a `torch.func` transform
 
-    @property
-    def solve_affine(self) -> Solve:
-        """For ``f(v) = A v + start``."""
+    def solve(self, f: Map, z0: Tensor) -> tuple[Tensor, ...]:
+        """Return the fixed point of `f`, preceded by its image if that is the answer.
 
-    def make(self, *c: Tensor) -> Map: ...
+        Everything is a plain tensor here, of the shape (..., D).
+        """
 
-    def __call__(self, z: Tensor, *c: Tensor) -> Tensor: ...
+    def solve_affine(self, product: Map, g: Tensor) -> Tensor:
+        """Return the fixed point of `A v + g` where `product(v) = A v`."""
+
+    def live(self, *c: Tensor) -> Map:
+        """Return `z -> F(z, *c)` as the solve calls it; of an affine map the linear part."""
+
+    def make(self, *c: Tensor) -> Map:
+        """Return `z -> F(z, *c)` as it is differentiated, at the solved state."""
 
 
 def root(F: Operator, z0: Tensor, *c: Tensor) -> Tensor:
-    """The fixed point of ``F(., *c)``, differentiable in ``c``."""
-    if not torch.is_grad_enabled() and not transforms_active():
-        return F.solve(F.make(*c), z0)
-    z: Tensor = _Root.apply(F, z0, *c)  # type: ignore[no-untyped-call]
+    """Return the fixed point of `F(., *c)`, or its image, differentiable in `c`."""
+    if not torch.is_grad_enabled() and not _torch.transforms_active():
+        return F.solve(F.live(*c), z0)[0]
+    z: Tensor = _Root.apply(F, z0, *c)[0]  # type: ignore[no-untyped-call]
     return z
 
 
-def _vjp(f: Callable[..., Any], *inputs: Tensor) -> Callable[[Any], tuple[Tensor, ...]]:
-    """Products of cotangents with the Jacobian of ``f``."""
-    vjp: Callable[[Any], tuple[Tensor, ...]] = torch.func.vjp(f, *inputs)[1]
+def _vjp(
+    functional: bool, f: Callable[..., Any], *inputs: Tensor, context: Iterable[Tensor] = ()
+) -> Callable[[Any], tuple[Tensor, ...]]:
+    """Return products of cotangents with the Jacobian of `f`.
+
+    Function transforms must not be mixed with plain autograd, and plain autograd also
+    differentiates what transforms cannot: an `f` with `torch.autograd.grad` or a checkpoint inside.
+
+    Args:
+        functional: whether `f` belongs to a function transform, which may have ended by now.
+        f: a function of the inputs.
+        *inputs: where to linearise.
+        context: what else `f` depends on.
+    """
+    if functional or _torch.function_transforms_active():
+        return _functional_vjp(f, *inputs)
+    # Aliases: one input may have been computed from another, and both are independent here.
+    attached = torch.is_grad_enabled()
+    differentiable = any(t.requires_grad for t in (*inputs, *context))
+    with torch.enable_grad():
+        aliases = [
+            t.view_as(t) if attached and t.requires_grad else t.detach().requires_grad_()
+            for t in inputs
+        ]
+        out = f(*aliases)
+    outs: tuple[Tensor, ...] = out if isinstance(out, tuple) else (out,)
+    reached = [i for i, t in enumerate(outs) if t.requires_grad]
+    if aliases and not reached:
+        raise NoGraph
+
+    def product(v: Any) -> tuple[Tensor, ...]:
+        if not aliases:
+            return ()
+        cotangents = v if isinstance(v, tuple) else (v,)
+        again = differentiable or any(t.requires_grad for t in cotangents)
+        grads: tuple[Tensor, ...] = torch.autograd.grad(
+            [outs[i] for i in reached], aliases, [cotangents[i] for i in reached],
+            retain_graph=True, create_graph=again and torch.is_grad_enabled(),
+            materialize_grads=True, allow_unused=True,
+        )  # fmt: skip
+        return grads
+
+    return product
+
+
+def _functional_vjp(f: Callable[..., Any], *inputs: Tensor) -> Callable[[Any], tuple[Tensor, ...]]:
+    try:
+        vjp: Callable[[Any], tuple[Tensor, ...]] = torch.func.vjp(f, *inputs)[1]
+    except RuntimeError as error:
+        if "saved tensor hooks" not in str(error):
+            raise
+        raise RuntimeError(
+            "f saves activations through hooks (a checkpoint, save_on_cpu), which torch.func "
+            "cannot differentiate: leave them out inside transforms, or use torch.autograd instead"
+        ) from error
     return vjp
 
 
 class _Adjoint:
-    r"""``v -> J^T v + g`` with inputs ``(g, z, *c)``."""
+    r"""The map $v \mapsto J^\top v + g$ with inputs `(g, z, *c)`."""
 
     def __init__(self, F: Operator) -> None:
-        self.F = F
-        self.solve = self.solve_affine = F.solve_affine
+        self.F, self.functional = F, F.functional
+        self.solve_affine = F.solve_affine
+
+    def solve(self, f: Map, z0: Tensor) -> tuple[Tensor, ...]:
+        return (self.solve_affine(f, z0),)
+
+    def live(self, *inputs: Tensor) -> Map:
+        _, z, *c = inputs
+        vjp = _vjp(self.functional, self.F.make(*c), z, context=c)
+        return lambda v: vjp(v)[0]
 
     def make(self, *inputs: Tensor) -> Map:
-        g, z, *c = inputs
-        vjp = _vjp(self.F.make(*c), z)
-        return lambda v: vjp(v)[0] + g
-
-    def __call__(self, z: Tensor, *c: Tensor) -> Tensor:
-        return self.make(*c)(z)
+        product = self.live(*inputs)
+        return lambda v: product(v) + inputs[0]
 
 
 class _Tangent(_Adjoint):
-    """``u -> J u + t`` with inputs ``(t, z, *c)``.
+    r"""The map $u \mapsto J u + t$ with inputs `(t, z, *c)`.
 
-    J u is the adjoint of v -> J^T v: forward mode would be nested inside the level at work.
+    $J u$ is the adjoint of $v \mapsto J^\top v$: forward mode would be nested inside the level at
+    work.
     """
 
-    def make(self, *inputs: Tensor) -> Map:
-        t, z, *c = inputs
-        vjp = _vjp(self.F.make(*c), z)
-        jvp = _vjp(lambda v: vjp(v)[0], torch.zeros_like(z))
-        return lambda u: jvp(u)[0] + t
+    def live(self, *inputs: Tensor) -> Map:
+        _, z, *c = inputs
+        vjp = _vjp(self.functional, self.F.make(*c), z, context=c)
+        jvp = _vjp(self.functional, lambda v: vjp(v)[0], torch.zeros_like(z), context=(z, *c))
+        return lambda u: jvp(u)[0]
 
 
 class _Batched:
-    """The operator under ``vmap``: the solver sees one more batch dimension, and plain tensors."""
+    """The operator under `vmap`: the solver sees one more batch dimension, and plain tensors."""
 
     def __init__(self, F: Operator, dims: tuple[int | None, ...], randomness: str) -> None:
         self.F, self.dims, self.randomness = F, dims, randomness
+        self.functional = F.functional
         self.solve, self.solve_affine = F.solve, F.solve_affine
 
-    def make(self, *c: Tensor) -> Map:
-        return lambda z: self(z, *c)
+    def live(self, *c: Tensor) -> Map:
+        return self._over(self.F.live, c)
 
-    def __call__(self, z: Tensor, *c: Tensor) -> Tensor:
-        over = torch.func.vmap(self.F, (0, *self.dims), randomness=self.randomness)
-        out: Tensor = over(z, *c)
-        return out
+    def make(self, *c: Tensor) -> Map:
+        return self._over(self.F.make, c)
+
+    def _over(self, make: Callable[..., Map], c: tuple[Tensor, ...]) -> Map:
+        def call(z: Tensor, *c: Tensor) -> Tensor:
+            return make(*c)(z)
+
+        batched = torch.func.vmap(call, (0, *self.dims), randomness=self.randomness)
+        return lambda z: batched(z, *c)
 
 
 class _Root(torch.autograd.Function):
-    @staticmethod
-    def forward(F: Operator, z0: Tensor, *c: Tensor) -> Tensor:
-        with forward_ad._set_fwd_grad_enabled(False):
-            return F.solve(F.make(*c), z0).clone()
+    """The solved state, or its image and the state: both have the same derivative."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def forward(F: Operator, z0: Tensor, *c: Tensor) -> tuple[Tensor, ...]:
+        with _torch.forward_mode(False):
+            return tuple(t.clone() for t in F.solve(F.live(*c), z0))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.F, _, *c = inputs
-        ctx.save_for_backward(output, *c)
-        ctx.save_for_forward(output, *c)
+        ctx.outputs = len(output)
+        ctx.set_materialize_grads(False)
+        # The state is a saved output, hence attached: the recursion below is exact.
+        ctx.save_for_backward(output[-1], *c)
+        ctx.save_for_forward(output[-1], *c)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        z, *c = ctx.saved_tensors  # z is the saved output, hence attached: the recursion is exact
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        z, *c = ctx.saved_tensors
         F: Operator = ctx.F
+        given = [g for g in cotangents if g is not None]
+        if not given:
+            return None, None, *([None] * len(c))
+        g = given[0] if len(given) == 1 else given[0] + given[1]
         u = root(_Adjoint(F), g, g, z, *c)
         needed = [i for i in range(len(c)) if ctx.needs_input_grad[2 + i]]
 
@@ -118,37 +195,40 @@ class _Root(torch.autograd.Function):
             inputs = list(c)
             for i, t in zip(needed, chosen, strict=True):
                 inputs[i] = t
-            return F(z, *inputs)
+            return F.make(*inputs)(z)
 
-        vjp = _vjp(of_needed, *(c[i] for i in needed))
+        vjp = _vjp(F.functional, of_needed, *(c[i] for i in needed), context=(z, *c))
         grads: list[Tensor | None] = [None] * len(c)
         for i, grad in zip(needed, vjp(u), strict=True):
             grads[i] = grad
         return None, None, *grads
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
         z, *c = ctx.saved_tensors
         F: Operator = ctx.F
         pairs = zip(tangents[2:], c, strict=True)
         dc = [torch.zeros_like(a) if t is None else t for t, a in pairs]
-        functional = torch._C._are_functorch_transforms_active()
+        functional = _torch.function_transforms_active()
         if functional:
-            level = _functorch.maybe_current_level() or 0
-            z, *c = (_functorch._unwrap_for_grad(t, level) for t in (z, *c))
-            dc = [_functorch._unwrap_for_grad(t, level) for t in dc]
+            level = _torch.current_level()
+            z, *c = (_torch.without_level(t, level) for t in (z, *c))
+            dc = [_torch.without_level(t, level) for t in dc]
         else:
             z, *c = (forward_ad.unpack_dual(t).primal for t in (z, *c))
         # Lower levels of torch.func go on tracking; a plain level must not see its own tangent.
-        with forward_ad._set_fwd_grad_enabled(functional):
-            vjp = _vjp(lambda *inputs: F(z, *inputs), *c)
-            t = _vjp(vjp, torch.zeros_like(z))(tuple(dc))[0]
-            return root(_Tangent(F), t, t, z, *c)
+        with _torch.forward_mode(functional):
+            vjp = _vjp(F.functional, lambda *inputs: F.make(*inputs)(z), *c, context=(z,))
+            t = _vjp(F.functional, vjp, torch.zeros_like(z), context=(z, *c))(tuple(dc))[0]
+            u = root(_Tangent(F), t, t, z, *c)
+        return u if ctx.outputs == 1 else (u, u.clone())
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, F: Operator, z0: Tensor, *c: Tensor) -> tuple[Tensor, int]:
+    def vmap(
+        info: Any, in_dims: Any, F: Operator, z0: Tensor, *c: Tensor
+    ) -> tuple[tuple[Tensor, ...], Any]:
         _, z_dim, *dims = in_dims
         z0 = z0.expand(info.batch_size, *z0.shape) if z_dim is None else z0.movedim(z_dim, 0)
         batched = _Batched(F, tuple(dims), info.randomness)
-        out: Tensor = _Root.apply(batched, z0, *c)  # type: ignore[no-untyped-call]
-        return out, 0
+        out: tuple[Tensor, ...] = _Root.apply(batched, z0, *c)  # type: ignore[no-untyped-call]
+        return out, (0,) * len(out)

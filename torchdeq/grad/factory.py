@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from torch import Tensor
 
+from torchdeq.compat.ignored import ignore_keywords
 from torchdeq.config import DEQConfig
 from torchdeq.grad.base import BACKWARDS, Backward
 from torchdeq.grad.implicit import Implicit
@@ -16,7 +18,7 @@ from torchdeq.grad.reversible import Reversible
 from torchdeq.linear import LINEAR, LinearSolver
 from torchdeq.packing import Packing
 from torchdeq.registry import UnknownName, build, suggest
-from torchdeq.solver import SOLVERS, Solver, SolverStat, StopRule, make_solver
+from torchdeq.solver import SOLVERS, Solver, SolverStat, StopRule, make_solver, published_options
 from torchdeq.solver.functions import SolverFunction, function_solver
 
 Writer = Callable[[SolverStat], object]
@@ -88,6 +90,7 @@ def backward_factory(
     sup_gap: int = -1,
     sup_loc: Sequence[int] | None = None,
     tau: float = 1.0,
+    **published: Any,
 ) -> Callable[..., list[Tensor]]:
     """A backward as a function, the interface of torchdeq 0.1.0.
 
@@ -102,7 +105,9 @@ def backward_factory(
         sup_gap: see :class:`Phantom`.
         sup_loc: see :class:`Phantom`.
         tau: see :class:`Phantom`.
+        **published: further options of a DEQ, which have no effect here, as in 0.1.0.
     """
+    ignore_keywords(published, "backward_factory", DEQConfig.names(), _FACTORY)
     backward: Callable[[Writer | None], Backward]
     if grad_type == "ift":
         options = dict(b_solver_kwargs or {})
@@ -110,9 +115,12 @@ def backward_factory(
             options.pop("max_iter", 40),
             options.pop("tol", 1e-6),
             options.pop("stop_mode", "abs"),
+            return_final=options.pop("return_final", False),
         )
         if b_solver is None or isinstance(b_solver, str):
-            solver = make_adjoint_solver(b_solver or "fixed_point_iter", options)
+            name = b_solver or "fixed_point_iter"
+            options = published_options(name, options) if name in SOLVERS else options
+            solver = make_adjoint_solver(name, options)
         else:
             solver = function_solver(b_solver, options)
         backward = lambda writer: Implicit(solver=solver, stop=stop, writer=writer)  # noqa: E731
@@ -133,3 +141,6 @@ def backward_factory(
         return [tensor for (tensor,) in states]
 
     return attach
+
+
+_FACTORY = [name for name in inspect.signature(backward_factory).parameters if name != "published"]

@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_legacy_batchedtensor
 
+from torchdeq import _torch
 from torchdeq.callers import stack_level
 from torchdeq.grad.base import BACKWARDS, Backward, NoGraph
-from torchdeq.grad.closure import ExplicitFn, transforms_active
+from torchdeq.grad.capture import Capture, Found, observe
 from torchdeq.grad.twofold import OneFold, TwoFold
+from torchdeq.modules import ModuleState
+from torchdeq.numbers import has_double, row_norm, small_dtype
 from torchdeq.packing import PackedFn
 from torchdeq.randomness import Randomness
 from torchdeq.solver import ConvergenceWarning, SolverStat, Status, StopRule
@@ -68,15 +70,17 @@ class Reversible(Backward):
         """``stop.max_iter`` evaluations from ``z0``; the state and how well it is solved."""
         record = _Record(f, stop)
         with f.autocast.suspended():
-            if transforms_active() or not stop.max_iter:
+            if _torch.transforms_active() or not stop.max_iter:
                 z = self._iterate(record, OneFold.of(z0), stop.max_iter)[1].hi
             else:
                 with torch.no_grad():
                     older, newer = self._iterate(record, _start(z0.detach()), stop.max_iter)
                 z = newer.hi.to(z0.dtype)
                 if torch.is_grad_enabled():
-                    record.end()
-                    inputs = record.explicit.inputs
+                    inputs = record.inputs
+                    if not any(t.requires_grad for t in inputs):
+                        with torch.enable_grad():  # raises if there are inputs it could not see
+                            record.repeat(0, z0.detach().clone().requires_grad_(), inputs)
                     z = _Iteration.apply(z, newer, older, z0, self.tau, record, *inputs)  # type: ignore[no-untyped-call]
         return [f.packing.split(z)], record.stats()
 
@@ -92,43 +96,57 @@ class Reversible(Backward):
 
 
 class _Record:
-    """Calls ``f``, notes how the iteration goes, and can repeat every call just so."""
+    """Calls ``f``, notes how the iteration goes, and can repeat every call just so.
+
+    The gradient is that of every step, and control flow may differ from one to the next, so each
+    call is watched for its inputs.
+    """
 
     def __init__(self, f: PackedFn, stop: StopRule) -> None:
-        self.explicit, self.stop = ExplicitFn(f), stop
-        self._f = f
-        self._drawn: list[Randomness | None] = []
+        self.f, self.stop = f, stop
+        self._watches = torch.is_grad_enabled() and not _torch.transforms_active()
+        self._found: Found = {}
+        self._calls: list[tuple[frozenset[int], Randomness | None]] = []
+        self._modules: ModuleState | None = None
         self._sizes: list[Tensor] = []
         self._norms: list[Tensor] = []
 
     def __call__(self, z: Tensor) -> Tensor:
-        if transforms_active():
-            return self._f(z)
-        z = z.to(self._f.packing.dtype)
-        before = Randomness(z.device)
-        fz = self._f(z) if self._drawn else self.explicit.watch(z)
-        self._drawn.append(before if before.used else None)
-        self._sizes.append(torch.linalg.vector_norm(fz - z, dim=1))
-        self._norms.append(torch.linalg.vector_norm(fz, dim=1))
+        if _torch.transforms_active():
+            return self.f(z)
+        z = z.to(self.f.packing.dtype)
+        if self._watches:
+            fz, found, drawn = observe(self.f, z)
+            self._found |= found
+            self._calls.append((frozenset(found), drawn))
+        else:
+            fz = self.f(z)
+        self._sizes.append(row_norm(fz - z))
+        self._norms.append(row_norm(fz))
         return fz
 
     @property
     def steps(self) -> int:
-        return len(self._drawn)
+        return len(self._calls)
 
-    def end(self) -> None:
-        """No more calls but repeated ones."""
-        self.explicit.repeat(None)
+    @property
+    def inputs(self) -> list[Tensor]:
+        """Everything that some call used."""
+        return self._record(frozenset(), None).inputs
 
     def repeat(self, k: int, z: Tensor, c: list[Tensor]) -> Tensor:
-        """The ``k``-th call once more, of other tensors."""
-        self.explicit.repeat(self._drawn[k])
-        return self.explicit(z, *c)
+        """Return the ``k``-th call once more, of other tensors."""
+        return self._record(*self._calls[k]).replay(*c)(z)
+
+    def _record(self, used: frozenset[int], drawn: Randomness | None) -> Capture:
+        if self._modules is None:
+            self._modules = ModuleState(self.f.f)  # once all calls have been made
+        return Capture(self.f, self._found, used, self._modules, drawn)
 
     def stats(self) -> SolverStat:
         """Of the last evaluation: the iteration neither stops early nor goes back to a best one."""
         if not self._sizes:
-            batch = self._f.packing.batch
+            batch = self.f.packing.batch
             return SolverStat(status=torch.full((batch,), int(Status.MAX_ITER), dtype=torch.int8))
         sizes, norms = torch.stack(self._sizes), torch.stack(self._norms)  # (N, B)
         rel, last = relative(sizes, norms), self.stop.measure(sizes[-1], norms[-1])
@@ -165,7 +183,7 @@ class _Iteration(torch.autograd.Function):
                 "the gradient of a reversible iteration is of first order, and create_graph asks "
                 "for more: use implicit differentiation with higher_order=True, or unroll"
             )
-        if is_legacy_batchedtensor(g):
+        if _torch.is_legacy_batched(g):
             raise RuntimeError(
                 "a reversible iteration goes back with one cotangent at a time: call grad in a "
                 "loop instead of with is_grads_batched or vectorize"
@@ -179,7 +197,7 @@ class _Iteration(torch.autograd.Function):
             c[i].requires_grad_()
         grads: list[Tensor | None] = [None] * len(c)
         u_older, u = torch.zeros_like(g), g  # cotangents of the two states
-        with record.explicit.f.autocast.suspended():
+        with record.f.autocast.suspended():
             for k in reversed(range(record.steps)):
                 h = older.hi.to(z0.dtype, copy=True).requires_grad_()
                 with torch.enable_grad():
@@ -212,7 +230,7 @@ def _start(z0: Tensor) -> Digits:
     last digit lets some element out of many round to another single-precision number, for which
     ``f`` is another.
     """
-    return OneFold.of(z0) if z0.device.type == "mps" else TwoFold.of(z0)  # mps has no doubles
+    return TwoFold.of(z0) if has_double(z0.device) else OneFold.of(z0)
 
 
 def _check_start(rebuilt: Tensor, z0: Tensor, u: Tensor, g: Tensor) -> None:
@@ -223,9 +241,11 @@ def _check_start(rebuilt: Tensor, z0: Tensor, u: Tensor, g: Tensor) -> None:
     """
     if not z0.numel():
         return
-    norm = torch.linalg.vector_norm
-    error = norm((rebuilt - z0).double()) / (1 + norm(z0.double()))
-    share = norm(u.double()) / norm(g.double()).clamp_min(1e-300)
+    dtype = small_dtype(z0.device)
+    error, size, u_size, g_size = (
+        torch.linalg.vector_norm(t.to(dtype)) for t in (rebuilt - z0, z0, u, g)
+    )
+    error, share = error / (1 + size), u_size / g_size.clamp_min(torch.finfo(dtype).tiny)
     if bool(error * share > torch.finfo(z0.dtype).eps ** 0.5):
         warnings.warn(
             "the way back of a reversible iteration lost precision, and the gradient with it: take "
