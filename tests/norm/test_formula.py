@@ -143,12 +143,38 @@ def test_the_gradient_of_the_spectral_norm_is_that_of_the_singular_value() -> No
     torch.testing.assert_close(layer.weight_orig.grad, W.grad)
 
 
-def test_the_gradient_of_the_scale_at_the_clip_is_not_halved() -> None:
+class StrictClamp(torch.autograd.Function):
+    """A clamp without gradient at its bound, as torch 2.15 has it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bound: float) -> Tensor:
+        ctx.save_for_backward(x < bound)
+        return x.minimum(x.new_full((), bound))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * ctx.saved_tensors[0], None
+
+
+@pytest.mark.parametrize("norm_type", ["weight_norm", "spectral_norm"])
+def test_the_gradient_of_the_scale_at_the_clip_is_whole_on_every_torch(
+    norm_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tensor, "clamp", lambda x, max: StrictClamp.apply(x, max))
     layer: Any = nn.Linear(3, 2).double()
-    apply_norm(layer, clip=True)  # starts exactly at the clip, g / |v| = 1
-    layer.weight.sum().backward()
-    expected = (layer.weight_v / layer.weight_g).sum(1, keepdim=True)
-    torch.testing.assert_close(layer.weight_g.grad, expected)
+    if norm_type == "spectral_norm":  # a matrix of norm 1, so that g / sigma is exactly 1
+        layer.weight = nn.Parameter(torch.tensor([[1.0, 0, 0], [0, 0.5, 0]], dtype=torch.float64))
+    G = torch.tensor([[1.0, -2, 3], [4, 5, -6]], dtype=torch.float64)
+    apply_norm(layer, norm_type, clip=True)  # starts exactly at the clip, g / N = 1
+    if norm_type == "spectral_norm":
+        layer.weight_u.copy_(torch.tensor([1.0, 0]))
+        layer.weight_v.copy_(torch.tensor([1.0, 0, 0]))
+        reset_norm(layer.eval())
+    raw = layer.weight_v if norm_type == "weight_norm" else layer.weight_orig
+    size = layer.weight_g.detach()  # of each row, or of the matrix
+    assert torch.equal(layer.weight, raw)
+    (layer.weight * G).sum().backward()
+    torch.testing.assert_close(layer.weight_g.grad, (raw * G / size).sum(1, keepdim=True))
 
 
 @pytest.mark.parametrize("norm_type", ["weight_norm", "spectral_norm"])

@@ -112,6 +112,18 @@ def test_a_write_after_the_parameters_moved_is_dropped_with_a_warning(norm_type:
 
 
 @every_norm
+def test_weights_loaded_through_data_win_over_an_initialiser(norm_type: str) -> None:
+    layer = normalised(norm_type, forward=False)
+    nn.init.normal_(layer.weight)
+    for p in layer.parameters():  # a checkpoint, or an average of weights
+        p.data.uniform_(0.1, 1)
+    wanted = raw(layer).clone()
+    with pytest.warns(UserWarning, match="the write is dropped; call reset_norm"):
+        reset_norm(layer)
+    assert torch.equal(raw(layer), wanted)
+
+
+@every_norm
 def test_what_autograd_sees_lasts_until_the_next_reset(norm_type: str) -> None:
     for fresh in (True, False):
         layer = normalised(norm_type, forward=False)

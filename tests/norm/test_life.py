@@ -316,24 +316,61 @@ def test_an_old_weight_is_freed_without_a_collection() -> None:
         gc.enable()
 
 
-@pytest.mark.parametrize("norm", ["weight_norm", "spectral_norm"])
-def test_evaluation_computes_a_weight_again_only_if_something_changed(norm: str) -> None:
-    layer = nn.Linear(4, 4)
-    apply_norm(layer, norm)
-    layer.eval()
+@every_norm
+@pytest.mark.parametrize("swap", ["data copy_", "data =", "copy_", "foreach"])
+def test_evaluation_uses_weights_that_were_swapped_in_behind_autograd(
+    norm_type: str, swap: str
+) -> None:
+    """The average of weights takes the place of the trained ones, and they take it back."""
+    layer = normalised(norm_type).eval()
+    average = copy.deepcopy(layer)
+    with torch.no_grad():
+        for p in average.parameters():
+            p.add_(0.3 * torch.rand_like(p))
+    trained = [p.detach().clone() for p in layer.parameters()]
+
+    def write(values: list[Tensor]) -> None:
+        mine = list(layer.parameters())
+        if swap == "foreach":
+            torch._foreach_copy_([p.data for p in mine], values)
+            return
+        for p, value in zip(mine, values, strict=True):
+            if swap == "data copy_":
+                p.data.copy_(value)
+            elif swap == "data =":
+                p.data = value.clone()
+            else:
+                p.copy_(value)
+
     with torch.no_grad():
         reset_norm(layer)
-        weight = layer.weight
+        before = layer.weight.clone()
+        for values, expected in (
+            ([p.detach() for p in average.parameters()], applied_formula(average, norm_type)),
+            (trained, before),
+        ):
+            write(values)
+            reset_norm(layer)
+            torch.testing.assert_close(layer.weight, expected)
+    assert not torch.allclose(before, applied_formula(average, norm_type))
+
+
+def applied_formula(layer: Any, norm_type: str) -> Tensor:
+    """The weight of a linear layer by its formula, with the buffers that it has."""
+    with torch.no_grad():
+        if norm_type == "weight_norm":
+            v: Tensor = layer.weight_v
+            return v * layer.weight_g / v.norm(dim=1, keepdim=True)
+        W: Tensor = layer.weight_orig
+        return W * layer.weight_g / (layer.weight_u @ W @ layer.weight_v)
+
+
+@every_norm
+def test_evaluation_without_gradients_follows_the_grad_mode(norm_type: str) -> None:
+    layer = normalised(norm_type).eval()
+    with torch.no_grad():
         reset_norm(layer)
-        assert layer.weight is weight
-        layer.get_parameter("weight_v" if norm == "weight_norm" else "weight_orig").mul_(2.0)
-        reset_norm(layer)
-        assert layer.weight is not weight
-        weight = layer.weight
-        layer.train()
-        reset_norm(layer)
-        assert layer.weight is not weight
-    layer.eval()
+        assert not layer.weight.requires_grad
     reset_norm(layer)
     assert layer.weight.requires_grad
 

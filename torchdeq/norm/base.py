@@ -14,7 +14,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import is_parametrized
 
-from torchdeq.norm.computed import Parts, computed, is_current, was_overwritten
+from torchdeq.norm.computed import Parts, computed, was_overwritten
 from torchdeq.norm.options import read_options
 from torchdeq.registry import Registry
 
@@ -152,11 +152,13 @@ class Norm(ABC):
         return norm
 
     def __call__(self, module: nn.Module) -> None:
-        """Compute the weights of ``module`` for this forward pass."""
+        """Compute the weights of ``module`` for this forward pass.
+
+        In evaluation too: a write through ``.data`` (an average of weights that is swapped in)
+        leaves no trace by which an unchanged parameter could be told from a changed one.
+        """
         for name, dim in self.items():
             parts = self._parts(module, name)
-            if not module.training and is_current(module.__dict__.get(name), parts):
-                continue
             self._absorb(module, name, dim, parts)
             if module.training:
                 self.advance(parts, dim)
@@ -211,7 +213,10 @@ class Norm(ABC):
         zero = norm == 0
         divisor = norm.masked_fill(zero, 1.0)
         factor = torch.where(zero, divisor, (self.target_norm if g is None else g) / divisor)
-        return weight * (factor.clamp(max=self.clip_value) if self.clip else factor)
+        if self.clip:
+            # Not clamp: its gradient at the bound, where training starts, depends on the release.
+            factor = torch.where(factor > self.clip_value, self.clip_value, factor)
+        return weight * factor
 
     def _install(self, module: nn.Module, name: str, dim: int) -> None:
         weight = module._parameters[name]

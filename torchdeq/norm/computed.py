@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 from weakref import ref
@@ -11,6 +11,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from torchdeq._torch import version
 from torchdeq.callers import stack_level
 
 Parts = dict[str, Tensor]  # what a weight is computed from, by the suffix of its name
@@ -42,18 +43,6 @@ def was_overwritten(weight: Tensor, parts: Parts) -> bool:
     return origin is not None and origin.was_overwritten(weight, parts)
 
 
-def is_current(weight: Tensor | None, parts: Parts) -> bool:
-    """Whether computing the weight again would only repeat it: no graph, nothing changed."""
-    origin: _Origin | None = getattr(weight, "_deq_origin", None)
-    if weight is None or origin is None or origin.copy is not None or weight.requires_grad:
-        return False
-    same = _version(weight) == origin.version is not None
-    if not same or torch.is_grad_enabled() or not origin.unchanged(parts, parts):
-        return False
-    # Neither a move to another dtype or device nor an assigned ``.data`` counts as a new version.
-    return all(_place(parts[suffix]) == place for suffix, place in origin.places.items())
-
-
 class _Origin:
     """How a weight was computed, and in which state everything was then.
 
@@ -67,16 +56,15 @@ class _Origin:
         self.weight = ref(weight)  # which owns this: a cycle would keep it until a collection
         self.recipe, self.parts, self.watched = recipe, parts, watched
         self.copy = weight.detach().clone() if fresh else None
-        self.version, self.grad_fn = _version(weight), weight.grad_fn
-        self.versions = {suffix: _version(part) for suffix, part in parts.items()}
-        self.places = {suffix: _place(part) for suffix, part in parts.items()}
+        self.version, self.grad_fn = version(weight), weight.grad_fn
+        self.versions = {suffix: version(part) for suffix, part in parts.items()}
 
     def was_overwritten(self, weight: Tensor, parts: Parts) -> bool:
         if weight.is_meta or weight.grad_fn is not self.grad_fn:
             return False  # autograd recorded the write: part of a computation
-        if _version(weight) == self.version and (self.copy is None or _equal(weight, self.copy)):
+        if version(weight) == self.version and (self.copy is None or _equal(weight, self.copy)):
             return False
-        if self.unchanged(parts, self.watched):
+        if self.unchanged(parts):
             return True
         warnings.warn(
             "a normalised weight was written to, but its parameters have changed as well since it "
@@ -85,12 +73,22 @@ class _Origin:
         )
         return False
 
-    def unchanged(self, parts: Parts, suffixes: Iterable[str]) -> bool:
-        """Whether some of the parts are what they were."""
-        return all(
-            parts[suffix] is self.parts[suffix] and _version(parts[suffix]) == self.versions[suffix]
-            for suffix in suffixes
-        )
+    def unchanged(self, parts: Parts) -> bool:
+        """Return whether the parameters are what they were.
+
+        A write through ``.data`` has no version: as long as there is a copy to compare with, the
+        weight that the parameters make now is compared with the one that they made then.
+        """
+        if not all(
+            parts[suffix] is self.parts[suffix] and version(parts[suffix]) == self.versions[suffix]
+            for suffix in self.watched
+        ):
+            return False
+        if self.copy is None:
+            return True
+        with torch.no_grad():
+            now = self.recipe(parts).to(self.copy)
+        return torch.allclose(now, self.copy, rtol=0.02, atol=1e-6, equal_nan=True)  # after a move
 
     def deepcopy(self, memo: dict[int, Any]) -> Tensor:
         recipe, parts, *rest = self.reduce_ex(2)[1]
@@ -112,19 +110,6 @@ def _rebuild(
         with torch.no_grad():
             weight.copy_(written)
     return weight
-
-
-def _version(t: Tensor) -> int | None:
-    return None if t.is_inference() else t._version
-
-
-def _place(t: Tensor) -> tuple[Any, ...]:
-    """Where the numbers of a tensor are, and what they are."""
-    try:
-        address: int | None = t.data_ptr()
-    except RuntimeError:  # inside a function transform, or no numbers at all
-        address = None
-    return t.dtype, t.device, address
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
