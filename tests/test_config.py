@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from torchdeq import DEQConfig, add_deq_args
+from torchdeq import DEQConfig, StopRule, add_deq_args
 from torchdeq.config import read_config
 
 #: Flags and defaults of torchdeq 0.1.0.
@@ -56,8 +56,13 @@ def test_every_flag_reaches_the_config() -> None:
             line, value = f"--{flag} 1", [1]
         elif isinstance(default, str):
             choices = {"on_failure": "raise", "backward": "ift", "b_init": "shine"}
+            choices |= {"f_stop_norm": "rms"}
             value = choices.get(name, "rel" if "stop" in name else "x")
             line = f"--{flag} {value}"
+        elif name == "coupled":
+            line, value = "--coupled adjoint", "adjoint"
+        elif default is None:
+            line, value = f"--{flag} 0.5", 0.5
         else:
             line, value = f"--{flag} 1", type(default)(1)
         assert getattr(DEQConfig(parse(line)), name) == value
@@ -150,11 +155,47 @@ def test_get_returns_what_was_given_or_the_callers_default() -> None:
         ({"ift": "yes"}, "ift must be True or False, got 'yes'"),
         ({"f_solver": None}, "f_solver must be a name, got None"),
         ({"f_solver_kwargs": [1]}, "f_solver_kwargs must be a dict"),
+        ({"f_rtol": 1e-3, "f_tol": 1e-3}, "instead of f_tol: drop f_tol=0.001, or them"),
+        ({"b_atol": 1e-3, "b_tol": 1e-4}, "instead of b_tol: drop b_tol=0.0001, or them"),
+        ({"f_rtol": 1e-3, "f_stop_mode": "rel"}, "drop f_stop_mode='rel'"),
+        ({"f_rtol": -1.0}, "f_rtol must be finite and >= 0, got -1.0"),
+        ({"f_rtol": "1e-3"}, "f_rtol must be a number, got '1e-3'"),
+        ({"f_check_every": 0}, "f_check_every must be at least 1, got 0"),
+        ({"f_stop_norm": "max"}, "unknown f_stop_norm 'max'"),
+        ({"coupled": "yes"}, "coupled: expected auto, true, false or adjoint, got 'yes'"),
+        ({"coupled": 1}, "coupled: expected auto"),
+        ({"indexing": [3, 9], "f_max_iter": 9, "grad": [1, 2, 3, 4]}, "each of the 2 states"),
     ],
 )
 def test_refuses_nonsense(options: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         DEQConfig(**options)
+
+
+def test_one_stopping_test_becomes_the_rule_of_each_solve() -> None:
+    config = DEQConfig(f_rtol=1e-3, b_rtol=1e-4, b_atol=1e-8, f_check_every=4, b_check_every=5)
+    assert config.f_stop == StopRule(40, None, rtol=1e-3, atol=0.0, check_every=4)
+    assert config.b_stop == StopRule(40, None, rtol=1e-4, atol=1e-8, check_every=5)
+    assert DEQConfig(f_max_iter=7, b_tol=1e-3).f_stop == StopRule(7, 1e-3)
+    assert DEQConfig(f_rtol=1e-3, f_tol=None).f_stop.rtol == 1e-3  # type: ignore[arg-type]
+    # A command line's Namespace holds f_tol whether it was asked for or not.
+    assert DEQConfig(parse("--f_rtol 1e-4 --f_atol 1e-6")).f_stop.tol is None
+    with pytest.raises(ValueError, match="instead of f_tol"):
+        DEQConfig(parse("--f_rtol 1e-4 --f_tol 1e-2"))
+    with pytest.raises(ValueError, match="instead of f_tol"):
+        config.with_options(f_tol=1e-3)
+
+
+def test_the_norm_of_residuals_reaches_the_rule_of_each_solve() -> None:
+    config = DEQConfig(f_stop_norm="rms")
+    assert (config.f_stop.norm, config.b_stop.norm) == ("rms", "l2")
+
+
+def test_coupling_is_a_word_on_the_command_line_and_a_value_in_python() -> None:
+    for word, value in (("auto", None), ("true", True), ("false", False), ("adjoint", "adjoint")):
+        assert DEQConfig(parse(f"--coupled {word}")).coupled is value or value == "adjoint"
+        assert DEQConfig({"coupled": word}).coupled == value
+        assert DEQConfig(coupled=value).coupled == value
 
 
 def test_numbers_lists_and_tuples_are_alike() -> None:

@@ -11,8 +11,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import torchdeq
 from tests import problems
-from torchdeq import get_deq, register_deq, register_solver, reset_deq
+from torchdeq import (
+    DEQConfig,
+    StopRule,
+    get_deq,
+    get_solver,
+    register_deq,
+    register_solver,
+    reset_deq,
+)
 from torchdeq.core import DEQBase, DEQIndexing, DEQSliced
 from torchdeq.deq import CORES, ForwardPass, Output
 from torchdeq.dropout import VariationalDropout
@@ -63,10 +72,48 @@ def test_training_returns_the_sampled_states_and_evaluation_one(core: str) -> No
 
 @pytest.mark.parametrize(
     ("budget", "n", "expected"),
-    [(12, 3, [4, 8, 12]), (10, 3, [4, 7, 10]), (2, 5, [1, 2]), (0, 3, [0]), (7, 1, [7])],
+    [(12, 3, [4, 8, 12]), (10, 3, [4, 7, 10]), (5, 5, [1, 2, 3, 4, 5]), (0, 3, [0]), (7, 1, [7])],
 )
 def test_the_indexing_core_spaces_states_evenly(budget: int, n: int, expected: list[int]) -> None:
     assert DEQIndexing(n_states=n).sampled_steps(budget) == expected
+
+
+@pytest.mark.parametrize("core", BUILT_IN)
+def test_more_states_than_evaluations_are_refused(core: str) -> None:
+    layer = Layer()
+    with pytest.raises(ValueError, match=r"more states than evaluations: n_states=8 .* of 4"):
+        get_deq(core=core, n_states=8, f_max_iter=4)
+    deq = get_deq(core=core, n_states=4, f_max_iter=8, f_tol=0.0)
+    for call in ({"f_max_iter": 3}, {"solver_kwargs": {"f_max_iter": 3}}):
+        with pytest.raises(ValueError, match="more states than evaluations"):
+            deq(layer, layer.z0, **call)
+        with torch.no_grad():
+            assert len(deq.eval()(layer, layer.z0, **call)[0]) == 1
+        deq.train()
+    with pytest.raises(ValueError, match="more states than evaluations"):
+        deq.f_max_iter = 3
+    assert deq.f_max_iter == 8  # a refused value leaves the module as it was
+    layer.calls = 0
+    states, _ = deq(layer, layer.z0, f_max_iter=4)
+    assert (len(states), layer.calls) == (4, 8)
+    states, _ = get_deq(core=core, n_states=4, f_max_iter=0, grad=2)(layer, layer.z0)  # BPTT
+    assert len(states) == (4 if core == "sliced" else 1)
+
+
+@pytest.mark.parametrize("core", BUILT_IN)
+@pytest.mark.parametrize("grad", [1, [2, 3], [1, 2, 3]])
+def test_a_state_at_the_end_of_the_solve_counts_once(core: str, grad: Any) -> None:
+    layer = Layer()
+    deq = get_deq(core=core, indexing=[4, 9], f_max_iter=9, f_tol=0.0, grad=grad)
+    states, info = deq(layer, layer.z0)
+    assert (len(states), info.nfe) == (2, 9)
+    first, last = (grad, grad) if isinstance(grad, int) else grad[-2:]
+    steps = [4 + first, 9 + last] if core == "indexing" else [4 + first, 9 + first + last]
+    for z, k in zip(states, steps, strict=True):
+        torch.testing.assert_close(z, layer.iterate(k))
+    if grad != [2, 3]:
+        states, _ = deq(layer, layer.z0, f_max_iter=12)  # now 4 and 9 lie on the way
+        assert len(states) == 3
 
 
 def test_the_indexing_core_samples_one_solve() -> None:
@@ -163,9 +210,9 @@ def test_a_call_may_have_its_own_budget_and_solver_options(core: str, training: 
         assert info.nfe == 6
     with pytest.raises(TypeError, match="solver 'anderson' has no option 'l_thres'"):
         deq(layer, layer.z0, solver_kwargs={"l_thres": 3})
-    with pytest.raises(ValueError, match=r"whole number >= 0, got \[2\.5\]"):
+    with pytest.raises(ValueError, match=r"whole number >= 0, got 2\.5"):
         deq(layer, layer.z0, f_max_iter=2.5)
-    with pytest.raises(ValueError, match=r"must be given once, .* got \[5, 3\]"):
+    with pytest.raises(ValueError, match=r"must be given once, got \[5, 3\]"):
         deq(layer, layer.z0, solver_kwargs={"f_max_iter": 3}, f_max_iter=5)
     with pytest.raises(TypeError, match=r"set f_tol when .* deq\.f_tol = "):
         deq(layer, layer.z0, solver_kwargs={"tol": 1e-3})
@@ -184,6 +231,171 @@ def test_budgets_and_tolerances_can_be_changed_on_the_module() -> None:
     assert deq(layer, layer.z0)[1].nfe < 200
     deq.eval_f_max_iter, deq.f_tol = 3, 0.0
     assert deq.eval()(layer, layer.z0)[1].nfe == 3
+
+
+def differing(deq: Any, layer: Layer) -> list[Tensor]:
+    """What a training call returns: states, gradients, evaluations and products."""
+    layer.zero_grad()
+    products: list[Tensor] = []
+    states, info = deq(layer, layer.z0, backward_writer=lambda s: products.append(s["nstep"]))
+    sum(((k + 1) * z.square()).sum() for k, z in enumerate(states)).backward()
+    return [*states, layer.W.grad, torch.tensor(info.nfe), *products]
+
+
+@pytest.mark.filterwarnings("ignore::torchdeq.ConvergenceWarning")
+@pytest.mark.parametrize(
+    ("name", "value", "others"),
+    [
+        ("f_solver", "anderson", {}), ("f_solver", "broyden", {}),
+        ("b_solver", "gmres", {"ift": True}), ("f_max_iter", 7, {}),
+        ("b_max_iter", 2, {"ift": True}), ("f_tol", 1e-2, {}), ("b_tol", 1e-1, {"ift": True}),
+        ("f_stop_mode", "rel", {"f_tol": 0.1}), ("b_stop_mode", "rel", {"ift": True}),
+        ("f_rtol", 0.1, {"f_tol": None}), ("f_atol", 0.1, {"f_tol": None}),
+        ("b_rtol", 0.1, {"ift": True, "b_tol": None}), ("f_check_every", 5, {"f_tol": 1e-2}),
+        ("f_solver_kwargs", {"tau": 0.5}, {}),
+        ("b_solver_kwargs", {"tau": 0.5}, {"ift": True, "b_max_iter": 6}),
+        ("backward", "ift", {}), ("ift", True, {}), ("hook_ift", True, {}), ("n_states", 3, {}),
+        ("indexing", [3, 6], {}), ("grad", 3, {}), ("grad", [2], {}), ("tau", 0.5, {}),
+        ("sup_gap", 1, {"grad": 2}), ("sup_loc", [1], {"grad": 2}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("core", BUILT_IN)
+def test_an_option_that_is_set_on_a_module_acts_as_if_it_was_built_with_it(
+    core: str, name: str, value: Any, others: dict[str, Any]
+) -> None:
+    layer = Layer(0.9)
+    options = {"core": core, "f_max_iter": 12, "f_tol": 0.0, **others}
+    deq, plain = get_deq(**options), get_deq(**options)
+    deq(layer, layer.z0)
+    setattr(deq, name, value)
+    built = get_deq(**{**options, name: value})
+    assert repr(deq) == repr(built)
+    assert getattr(deq.config, name) == getattr(built.config, name)
+    changed, expected, before = (differing(d, layer) for d in (deq, built, plain))
+    torch.testing.assert_close(changed, expected, rtol=0, atol=0)
+    if name != "b_stop_mode":
+        same = len(changed) == len(before) and all(map(torch.equal, changed, before))
+        assert not same or name in ("f_check_every",)
+    for twin in (copy.deepcopy(deq), pickle.loads(pickle.dumps(deq))):
+        torch.testing.assert_close(differing(twin, layer), expected, rtol=0, atol=0)
+
+
+def test_every_option_acts_on_a_module_or_raises() -> None:
+    acting = {"f_solver", "b_solver", "eval_factor", "eval_f_max_iter", "on_failure", "coupled"}
+    acting |= {"higher_order", "b_init", "sradius_mode", "f_stop_norm"}
+    acting |= {"b_check_every", "b_atol"}
+    raising = {"norm_type", "norm_no_scale", "norm_clip", "norm_clip_value", "norm_target_norm",
+               "sn_n_power_iters", "core", "gamma", "jac_loss_weight", "jac_loss_freq",
+               "jac_incremental"}  # fmt: skip
+    (mark,) = (
+        m for m in test_an_option_that_is_set_on_a_module_acts_as_if_it_was_built_with_it.pytestmark
+        if m.args[0] == ("name", "value", "others")
+    )  # fmt: skip
+    tested = {case[0] for case in mark.args[1]}
+    assert tested | acting | raising == set(DEQConfig.names())
+    deq = get_deq(tau=0.5)
+    for name in raising:
+        with pytest.raises(AttributeError, match=rf"option '{name}' cannot .* get_deq\("):
+            setattr(deq, name, getattr(deq, name))
+    assert deq.tau == deq.config.tau == 0.5
+    with pytest.raises(ValueError, match=r"tau must lie in \(0, 1\], got 2.0"):
+        deq.tau = 2.0
+    with pytest.raises(KeyError, match="did you mean 'anderson'"):
+        deq.f_solver = "andersen"
+    with pytest.raises(TypeError, match="f_solver must be a name or a function, got 3"):
+        deq.f_solver = 3  # type: ignore[assignment]
+    with pytest.raises(TypeError, match="call register_solver first"):
+        deq.b_solver = lambda f, x0: x0
+    deq.b_solver = get_solver("anderson")
+    assert deq.config.b_solver == "anderson"
+    deq.f_solver = get_solver("broyden")
+    assert deq.f_solver is get_solver("broyden")
+    assert not hasattr(deq, "no_such_option")
+    deq.mine = 3  # whatever is no option is the program's own
+    assert deq.mine == 3
+
+
+def test_evaluation_follows_options_that_are_set() -> None:
+    layer = Layer(0.99)
+    deq = get_deq(f_tol=0.0, f_max_iter=10).eval()
+    with torch.no_grad():
+        deq.eval_factor = 1.5
+        assert deq(layer, layer.z0)[1].nfe == 15
+        deq.eval_f_max_iter = 4
+        assert deq(layer, layer.z0)[1].nfe == 4
+    with pytest.raises(ValueError, match="whole number >= 0, got -1"):
+        deq.eval_f_max_iter = -1
+    deq.sradius_mode = True
+    assert (deq(layer, layer.z0)[1]["sradius"] > 0).all()
+    deq.f_tol, deq.on_failure = 1e-9, "raise"
+    with pytest.raises(torchdeq.ConvergenceError, match="MAX_ITER 3"):
+        deq(layer, layer.z0)
+
+
+def test_a_core_with_a_forward_of_its_own_may_name_its_attributes_like_options() -> None:
+    class Own(DEQBase):
+        def __init__(self, args: Any = None, **kwargs: Any) -> None:
+            super().__init__(args, **kwargs)
+            self.indexing = [5, 5, 5]  # slices, as in 0.1.0: no value of the option
+            self.gamma = "mine"
+            self.tau = self.args.get("tau", 1.0)
+
+        def forward(self, func: Any, z_init: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+            return [self.tau * func(z_init)] * len(self.indexing), {}
+
+    deq = Own(tau=0.5)
+    deq.tau = 7.0
+    states, _ = deq(torch.cos, torch.zeros(2))
+    assert (deq.gamma, len(states)) == ("mine", 3)
+    torch.testing.assert_close(states[0], torch.full((2,), 7.0))
+
+    class Around(DEQSliced):
+        def forward(self, func: Any, z_init: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+            return super().forward(func, z_init, **kwargs)
+
+    layer = Layer()
+    around = Around(grad=3)
+    around.tau = 0.5
+    expected, _ = get_deq(grad=3, tau=0.5)(layer, layer.z0)
+    torch.testing.assert_close(around(layer, layer.z0)[0], expected, rtol=0, atol=0)
+    around.tau = 7.0
+    with pytest.raises(ValueError, match="tau must lie"):
+        around(layer, layer.z0)
+
+
+@pytest.mark.parametrize("name", [name for name in SOLVERS if SOLVERS[name].watches])
+def test_a_joint_tolerance_and_rare_checks_are_those_of_the_stop_rule(name: str) -> None:
+    f, z0 = problems.tanh_layer(gain=0.9)
+    for options, stop in (
+        ({"f_rtol": 1e-3, "f_atol": 1e-4}, StopRule(60, None, rtol=1e-3, atol=1e-4)),
+        ({"f_atol": 1e-2}, StopRule(60, None, rtol=0.0, atol=1e-2)),
+        ({"f_tol": 1e-3, "f_check_every": 7}, StopRule(60, 1e-3, check_every=7)),
+    ):
+        deq = get_deq(f_solver=name, f_max_iter=60, **options).eval()
+        with torch.no_grad():
+            (z,), stats = deq(f, z0)
+        found = torchdeq.solve(f, z0, SOLVERS[name](), stop)
+        assert torch.equal(z, found.z)
+        assert stats.nfe == found.stats.nfe < 60
+        assert stats.converged.all()
+
+
+def test_coupling_is_handed_to_the_solve(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, given = Layer(), list[Any]()
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        given.append(kwargs["coupled"])
+        return torchdeq.fixed_point(*args, **kwargs)
+
+    monkeypatch.setattr("torchdeq.deq.fixed_point", watched)
+    deq = get_deq()
+    for value in (None, True, False, "adjoint"):
+        deq.coupled = value
+        deq.train()(layer, layer.z0)
+        deq.eval()(layer, layer.z0)
+    assert given == [None, None, True, True, False, False, "adjoint", "adjoint"]
+    with pytest.raises(ValueError, match="compact=True lets finished samples leave"):
+        deq(layer, layer.z0, compact=True)
 
 
 def test_states_have_the_structure_of_the_start() -> None:
@@ -432,3 +644,17 @@ def test_published_modules_are_attributes_of_the_package() -> None:
         held: Any = torchdeq
         for name in path.split("."):
             held = getattr(held, name)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_auxiliary_output_of_the_last_state_comes_back(training: bool) -> None:
+    layer = Layer()
+
+    def f(z: Tensor) -> tuple[Tensor, Tensor]:
+        return layer(z), z.square().sum(1)
+
+    deq = get_deq(f_max_iter=30, f_tol=1e-9, on_failure="ignore").train(training)
+    states, stats, aux = deq(f, layer.z0, has_aux=True)
+    torch.testing.assert_close(aux, states[-1].square().sum(1))
+    assert stats.nfe <= 30
+    assert aux.requires_grad

@@ -1,8 +1,19 @@
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
+import pytest
+import torch
+from torch import Tensor
+
+import torchdeq
+from torchdeq import LinearSolver, Solver, StopRule, get_deq
+from torchdeq.deq import CORES, DEQBase
+from torchdeq.linear import LINEAR, System
 from torchdeq.registry import Registry
+from torchdeq.solver import SOLVERS, FixedPointFn, Iterate
 
 
 def test_an_unknown_name_gets_a_suggestion_and_the_list() -> None:
@@ -44,3 +55,130 @@ def test_registers_as_a_decorator() -> None:
 def test_a_name_is_a_non_empty_string(name: object) -> None:
     with pytest.raises(TypeError, match="non-empty string"):
         Registry("solver").register(name, 1)  # type: ignore[call-overload]
+
+
+class Plain(Solver[None]):
+    """A rule that its author forgot to decorate."""
+
+    def init(self, it: Iterate) -> None:
+        return None
+
+    def step(self, f: FixedPointFn, it: Iterate, state: None) -> tuple[Iterate, None]:
+        return Iterate(it.fz, f(it.fz)), None
+
+
+@dataclass
+class Thawed(Plain): ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lazy(Solver[None]):
+    """Neither init and step nor run."""
+
+    def init(self, it: Iterate) -> None:
+        return None
+
+
+class Undecorated(torchdeq.Anderson):
+    """A field that only a decorator would see."""
+
+    warmup: int = 3
+
+
+@pytest.fixture
+def _clean() -> Iterator[None]:
+    yield
+    for registry in (SOLVERS, LINEAR, CORES):
+        for name in ("mine", "richardson"):
+            registry._entries.pop(name, None)
+
+
+@pytest.mark.usefixtures("_clean")
+@pytest.mark.parametrize(
+    ("solver", "lack"),
+    [
+        (Plain, "Plain is no dataclass"),
+        (Thawed, "Thawed is not frozen"),
+        (Lazy, "Lazy lacks them"),
+        (Undecorated, "Undecorated is not decorated itself, and 'warmup' is no option of it"),
+        (int, "<class 'int'> is no such class"),
+        (3, "3 is no such class"),
+    ],
+)
+def test_a_solver_that_is_none_is_told_what_a_solver_must_be(solver: Any, lack: str) -> None:
+    with pytest.raises(TypeError) as error:
+        torchdeq.register_solver("mine", solver)
+    text = str(error.value)
+    assert text.endswith(f"and with init and step, or run: {lack}")
+    assert "derived from Solver, decorated with @dataclass(frozen=True, kw_only=True)" in text
+    assert "mine" not in SOLVERS
+
+
+@pytest.mark.usefixtures("_clean")
+def test_an_undecorated_solver_in_the_registry_says_so_when_it_is_built() -> None:
+    SOLVERS.register("mine", Plain)
+    with pytest.raises(TypeError, match="solver 'mine' cannot be built: Plain must be decorated"):
+        get_deq(f_solver="mine")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Richardson(LinearSolver):
+    """x <- x + omega (b - A x)."""
+
+    omega: float = 1.0
+
+    def run(self, system: System, x0: Tensor | None) -> Tensor:
+        x, r = system.start(x0)
+        while system.left:
+            x = x + self.omega * r
+            r = system.b - system.product(x)
+            system.note(torch.linalg.vector_norm(r, dim=1))
+        return x
+
+
+@pytest.mark.usefixtures("_clean")
+def test_a_registered_linear_solver_serves_the_backward_pass_by_name() -> None:
+    torchdeq.register_linear_solver("richardson", Richardson)
+    w = torch.ones(2, 1, dtype=torch.float64, requires_grad=True)
+    deq = get_deq(ift=True, b_solver="richardson", b_solver_kwargs={"omega": 0.9}, b_max_iter=60)
+    (z,), _ = deq(lambda z: 0.5 * z + w, torch.zeros(2, 1, dtype=torch.float64))
+    (grad,) = torch.autograd.grad(z.sum(), w)
+    torch.testing.assert_close(grad, torch.full_like(w, 2.0))
+    with pytest.raises(TypeError, match="linear solver 'richardson' has no option 'omegaa'"):
+        get_deq(b_solver="richardson", b_solver_kwargs={"omegaa": 1.0})
+    with pytest.raises(ValueError, match="linear solver 'gmres' is built in"):
+        torchdeq.register_linear_solver("gmres", Richardson)
+    with pytest.raises(ValueError, match="'anderson' is a fixed-point solver"):
+        torchdeq.register_linear_solver("anderson", Richardson)
+    for wrong, lack in ((Plain, "is no such class"), (LinearSolver, "is no dataclass")):
+        with pytest.raises(
+            TypeError, match=f"a linear solver is .* LinearSolver, .* run: .*{lack}"
+        ):
+            torchdeq.register_linear_solver("mine", wrong)  # type: ignore[arg-type]
+
+
+def test_a_core_that_is_none_is_told_what_a_core_must_be() -> None:
+    with pytest.raises(
+        TypeError, match=r"built as core\(config\), .* train_states or forward: got 3"
+    ):
+        torchdeq.register_deq("mine", 3)  # type: ignore[arg-type]
+
+    class Empty(DEQBase): ...
+
+    with pytest.raises(TypeError, match="defines train_states, or forward: Empty has neither"):
+        torchdeq.register_deq("mine", Empty)
+
+
+def test_classes_are_at_top_level() -> None:
+    for name in ("Anderson", "Broyden", "FixedPointIter", "SimpleFixedPointIter", "NewtonKrylov",
+                 "Auto"):  # fmt: skip
+        assert issubclass(getattr(torchdeq, name), torchdeq.Solver)
+    for name in ("GMRES", "BiCGStab", "Neumann"):
+        assert issubclass(getattr(torchdeq, name), torchdeq.LinearSolver)
+    for name in ("Implicit", "Phantom", "Reversible"):
+        assert issubclass(getattr(torchdeq, name), torchdeq.Backward)
+    found = torchdeq.fixed_point(
+        torch.cos, torch.zeros(2, 3), solver=torchdeq.Anderson(m=3), stop=StopRule(40, 1e-6),
+        backward=torchdeq.Implicit(solver=torchdeq.BiCGStab()),
+    )  # fmt: skip
+    assert found.stats.converged.all()

@@ -15,8 +15,9 @@ from torchdeq.dropout import (
 )
 from torchdeq.flags import add_deq_args
 from torchdeq.functional import FixedPoint, fixed_point
-from torchdeq.grad import Implicit, Phantom, Reversible, register_backward
+from torchdeq.grad import Backward, Implicit, Phantom, Reversible, register_backward
 from torchdeq.initial import mixed_init
+from torchdeq.linear import GMRES, BiCGStab, LinearSolver, Neumann, register_linear_solver
 from torchdeq.loss import (
     fp_correction,
     jac_correction,
@@ -34,9 +35,16 @@ from torchdeq.norm import (
     reset_norm,
 )
 from torchdeq.solver import (
+    Anderson,
+    Auto,
+    Broyden,
     ConvergenceError,
     ConvergenceWarning,
+    FixedPointIter,
+    NewtonKrylov,
+    SimpleFixedPointIter,
     Solution,
+    Solver,
     SolverStat,
     Status,
     StopRule,
@@ -47,14 +55,26 @@ from torchdeq.solver import (
 )
 
 __all__ = [
+    "GMRES",
+    "Anderson",
+    "Auto",
+    "Backward",
+    "BiCGStab",
+    "Broyden",
     "ConvergenceError",
     "ConvergenceWarning",
     "DEQConfig",
     "FixedPoint",
+    "FixedPointIter",
     "Implicit",
+    "LinearSolver",
+    "Neumann",
+    "NewtonKrylov",
     "Phantom",
     "Reversible",
+    "SimpleFixedPointIter",
     "Solution",
+    "Solver",
     "SolverStat",
     "Status",
     "StopRule",
@@ -79,6 +99,7 @@ __all__ = [
     "power_method",
     "register_backward",
     "register_deq",
+    "register_linear_solver",
     "register_norm",
     "register_norm_module",
     "register_solver",

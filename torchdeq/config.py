@@ -21,12 +21,31 @@ _VOID = {"no_stat"}  # known to 0.1.0, and without effect: statistics cost nothi
 _NEAR = 0.85  # how alike the name of a program's attribute and of an option must be for a warning
 
 
-def _option(default: Any, help: str, **flag: Any) -> Any:
-    """A field with its help text; ``flag`` overrides what the command line makes of it."""
-    metadata = {"help": help, "flag": flag}
+def _option(default: Any, help: str, kind: Any = None, **flag: Any) -> Any:
+    """Return a field with its help text.
+
+    Args:
+        default: its type is the option's type, unless it is None.
+        help: for the command line and the documentation.
+        kind: makes a value, or raises `ValueError`, where None is the default.
+        **flag: overrides what the command line makes of the field.
+    """
+    metadata = {"help": help, "flag": flag, "kind": kind}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+_COUPLINGS = {"auto": None, "true": True, "false": False, "adjoint": "adjoint"}
+
+
+def coupling(value: Any) -> Any:
+    """Return what an option or flag says about the coupling of samples."""
+    if isinstance(value, str) and value.lower() in _COUPLINGS:
+        return _COUPLINGS[value.lower()]
+    if value is None or isinstance(value, bool):
+        return value
+    raise ValueError(f"expected auto, true, false or adjoint, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -56,6 +75,17 @@ class DEQConfig:
     b_tol: float = _option(1e-6, "the same for the backward solve, relative to the gradient")
     f_stop_mode: str = _option("abs", "forward residual |f(z) - z|: abs, or rel to |f(z)|")
     b_stop_mode: str = _option("abs", "the same for the backward solve: abs or rel")
+    f_rtol: float | None = _option(
+        None, "instead of f_tol: converged at |f(z) - z| <= f_atol + f_rtol |f(z)|", kind=float
+    )
+    f_atol: float | None = _option(None, "the absolute part of that; each is 0 alone", kind=float)
+    b_rtol: float | None = _option(None, "the same for the backward solve", kind=float)
+    b_atol: float | None = _option(None, "the absolute part of that", kind=float)
+    f_stop_norm: str = _option(
+        "l2", "norm of residuals: l2, or rms, by which a tolerance means the same at every size"
+    )
+    f_check_every: int = _option(1, "evaluations between two looks at the forward residuals")
+    b_check_every: int = _option(1, "products between two looks at the backward residuals")
     eval_factor: float = _option(1.0, "evaluation may spend f_max_iter times this")
     eval_f_max_iter: int = _option(0, "evaluations of f outside training; wins over eval_factor")
     f_solver_kwargs: dict[str, Any] = _option(
@@ -64,7 +94,17 @@ class DEQConfig:
     b_solver_kwargs: dict[str, Any] = _option(
         {}, "options of the backward solver, e.g. --b_opt l_thres=20", name="b_opt"
     )
-    on_failure: str = _option("warn", "samples that do not converge: ignore, warn or raise")
+    on_failure: str = _option(
+        "auto",
+        "samples that do not converge: ignore, warn or raise; auto warns, but not about a forward "
+        "budget that is spent",
+    )
+    coupled: bool | str | None = _option(
+        None,
+        "whether samples depend on each other: true (one system), false, adjoint (one system in "
+        "the backward pass only) or auto, which finds out in the backward pass",
+        kind=coupling,
+    )
 
     norm_type: str = _option("weight_norm", "normalisation: weight_norm, spectral_norm or none")
     norm_no_scale: bool = _option(False, "fix the norm to norm_target_norm instead of learning it")
@@ -94,6 +134,7 @@ class DEQConfig:
 
     if TYPE_CHECKING:  # attributes, but not options: which were given, and what else came along
         _given: ClassVar[frozenset[str]]
+        _keywords: ClassVar[frozenset[str]]
         _extra: ClassVar[dict[str, Any]]
 
     def __new__(cls, args: Any = None, **options: Any) -> Self:
@@ -101,6 +142,7 @@ class DEQConfig:
         _check_names(options, cls.names())
         self = super().__new__(cls)
         object.__setattr__(self, "_given", frozenset(options))
+        object.__setattr__(self, "_keywords", self._given)
         object.__setattr__(self, "_extra", {})
         return self
 
@@ -111,8 +153,10 @@ class DEQConfig:
                 object.__setattr__(self, name, value)
         object.__setattr__(self, "_extra", extra)
         object.__setattr__(self, "_given", self._given | set(values))
+        kinds = {f.name: f.metadata.get("kind") for f in fields(self)}
         for name, default in self.defaults().items():
-            object.__setattr__(self, name, _of_kind(default, name, getattr(self, name)))
+            value = _of_kind(default, name, getattr(self, name), kinds[name])
+            object.__setattr__(self, name, value)
         self._check()
 
     @classmethod
@@ -158,12 +202,27 @@ class DEQConfig:
     @property
     def f_stop(self) -> StopRule:
         """When the forward solve stops."""
-        return StopRule(self.f_max_iter, self.f_tol, self.f_stop_mode)
+        return self._stop("f")
 
     @property
     def b_stop(self) -> StopRule:
         """When the backward solve stops."""
-        return StopRule(self.b_max_iter, self.b_tol, self.b_stop_mode)
+        return self._stop("b")
+
+    def _stop(self, side: str) -> StopRule:
+        def option(name: str) -> Any:
+            return getattr(self, f"{side}_{name}")
+
+        rtol, atol = option("rtol"), option("atol")
+        joint = rtol is not None or atol is not None
+        test = {"tol": None, "rtol": rtol or 0.0, "atol": atol or 0.0} if joint else {}
+        return StopRule(
+            max_iter=option("max_iter"),
+            mode=option("stop_mode"),
+            check_every=option("check_every"),
+            norm=self.f_stop_norm if side == "f" else "l2",  # backward, residuals are relative
+            **({"tol": option("tol")} | test),
+        )
 
     def _check(self) -> None:
         """Values that no later part would refuse in the words of the options."""
@@ -172,8 +231,9 @@ class DEQConfig:
             *(("f_tol", self.f_tol), ("b_tol", self.b_tol)),
         ):
             _require(0 <= value < inf, f"{name} must be finite and at least 0", value)
-        _choice("f_stop_mode", self.f_stop_mode, MODES)
-        _choice("b_stop_mode", self.b_stop_mode, MODES)
+        for side in ("f", "b"):
+            self._check_stop(side)
+        _choice("f_stop_norm", self.f_stop_norm, ("l2", "rms"))
         _choice("on_failure", self.on_failure, POLICIES)
         _choice("b_init", self.b_init, ("zeros", "shine"))
         _require(self.eval_factor >= 0, "eval_factor must be at least 0", self.eval_factor)
@@ -183,9 +243,11 @@ class DEQConfig:
         _require(0 < self.tau <= 1, "tau must lie in (0, 1]", self.tau)
         rising = all(a < b for a, b in zip([0, *self.indexing], self.indexing, strict=False))
         _require(rising, "indexing takes rising numbers of evaluations >= 1", self.indexing)
-        states = self.n_states if self.n_states > 1 else len(self.indexing) + 1
-        what = f"grad takes one number of steps, or one for each of the {states} states"
-        _require(len(self.grad) in (1, states), what, self.grad)
+        counts = [self.n_states if self.n_states > 1 else len(self.indexing) + 1]
+        if self.n_states == 1 and self.indexing[-1:] == [self.f_max_iter]:
+            counts.insert(0, counts[0] - 1)  # the state at the end counts once
+        what = f"grad takes one number of steps, or one for each of the {counts[0]} states"
+        _require(len(self.grad) in (1, *counts), what, self.grad)
         if self.backward == "reversible" and self.f_solver != "fixed_point_iter":
             raise ValueError(
                 "backward='reversible' runs an iteration of its own: f_solver must be "
@@ -195,6 +257,31 @@ class DEQConfig:
             raise ValueError(
                 f"ift asks for implicit differentiation and backward={self.backward!r} for another "
                 "method: drop one of them"
+            )
+
+    def _check_stop(self, side: str) -> None:
+        """Check the options of one solve's stopping test, and that there is one test only."""
+        tol, rtol, atol, mode, every = (
+            f"{side}_{name}" for name in ("tol", "rtol", "atol", "stop_mode", "check_every")
+        )
+        _choice(mode, getattr(self, mode), MODES)
+        _require(getattr(self, every) >= 1, f"{every} must be at least 1", getattr(self, every))
+        joint = {name: getattr(self, name) for name in (rtol, atol)}
+        for name, value in joint.items():
+            _require(value is None or 0 <= value < inf, f"{name} must be finite and >= 0", value)
+        if all(value is None for value in joint.values()):
+            return
+        # The Namespace of a command line holds every option: one at its default was not asked for.
+        asked = tol in self._keywords or getattr(self, tol) != self.defaults()[tol]
+        if asked and getattr(self, tol):
+            raise ValueError(
+                f"{rtol} and {atol} are a stopping test instead of {tol}: drop {tol}="
+                f"{getattr(self, tol)}, or them"
+            )
+        if getattr(self, mode) != "abs":
+            raise ValueError(
+                f"{mode} says what {tol} is relative to; {rtol} is relative as it is: drop {mode}="
+                f"{getattr(self, mode)!r}"
             )
 
 
@@ -283,8 +370,15 @@ def _choice(name: str, value: str, known: Iterable[str]) -> None:
         raise ValueError(f"unknown {name} {value!r}{suggest(value, known)}")
 
 
-def _of_kind(default: Any, name: str, value: Any) -> Any:
-    """The value as the option's own type, or an error that names the option."""
+def _of_kind(default: Any, name: str, value: Any, kind: Any = None) -> Any:
+    """Return the value as the option's own type; an error names the option."""
+    if kind is float:
+        return None if value is None else _of_kind(0.0, name, value)
+    if kind is not None:
+        try:
+            return kind(value)
+        except ValueError as error:
+            raise TypeError(f"{name}: {error}") from None
     if isinstance(default, list):
         if value is None:
             return []

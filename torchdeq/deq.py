@@ -12,20 +12,36 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from torchdeq.compat.ignored import CALL_KEYWORDS, ignore_keywords
 from torchdeq.config import DEQConfig, read_config
 from torchdeq.dropout import reset_dropout
 from torchdeq.functional import FixedPoint, fixed_point
 from torchdeq.grad import Backward, Phantom, make_adjoint_solver, make_backwards
 from torchdeq.loss import spectral_radius
 from torchdeq.norm import reset_norm
-from torchdeq.packing import Packing, State
+from torchdeq.packing import Packing, State, aux_at, without_aux
 from torchdeq.registry import Registry
-from torchdeq.solver import SOLVERS, Solver, SolverStat, get_solver, make_solver
+from torchdeq.solver import (
+    SOLVERS,
+    Coupling,
+    Solver,
+    SolverStat,
+    get_solver,
+    make_solver,
+    published_options,
+)
 from torchdeq.solver.functions import SolverFunction, function_solver
 from torchdeq.tracing import untraced
 
-#: Options that a program may change on a module between calls.
-_LIVE = ("f_max_iter", "b_max_iter", "f_tol", "b_tol", "f_stop_mode", "b_stop_mode")
+#: Options that a call of a module does not read: others do, when a model is built or trained.
+_ELSEWHERE = {
+    "core": "it is the class of the module",
+    **{name: "norms are applied to a model by apply_norm" for name in DEQConfig.names()
+       if name.startswith(("norm_", "sn_"))},
+    **dict.fromkeys(("gamma", "jac_loss_weight", "jac_loss_freq", "jac_incremental"),
+                    "it belongs to the loss, which the program computes"),
+}  # fmt: skip
+_OPTIONS = frozenset(DEQConfig.names())
 
 Writer = Callable[[SolverStat], object]
 Output = tuple[list[State], SolverStat]
@@ -38,8 +54,9 @@ class DEQBase(nn.Module):
     returns; evaluation is the same for all. Options that its ``__init__`` adds as keywords can be
     passed to :func:`get_deq`.
 
-    The options that a program may want to change on the way, budgets, tolerances and stop modes,
-    are attributes with their names: ``deq.f_max_iter = 60``.
+    Options are attributes too, and act from the next call on: ``deq.f_max_iter = 60``,
+    ``deq.tau = 0.5``. One that no call reads, such as ``deq.norm_type``, raises ``AttributeError``.
+    Evaluation has the budget ``deq.eval_f_max_iter``, computed when the module is built.
 
     Args:
         args: options as a Namespace, dict, :class:`DEQConfig` or object with attributes.
@@ -59,15 +76,10 @@ class DEQBase(nn.Module):
     def __init__(self, args: Any = None, **options: Any) -> None:
         super().__init__()
         self.args = read_config(args, options, *own_options(type(self)))
-        for name in _LIVE:
-            setattr(self, name, getattr(self.args, name))
         self.eval_f_max_iter = self.args.budget_in_evaluation
-        self._now = self.args
         self._own_solver: SolverFunction | None = None
-        # Unknown names and options are told now, not in the first call.
-        self.make_solver({})
-        make_adjoint_solver(self.args.b_solver, self.args.b_solver_kwargs)
-        make_backwards(self.args, len(self.args.grad))
+        self._refused: dict[str, Exception] = {}  # own attributes of a core that are no options
+        self._now = self._checked(self.args)
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -78,41 +90,105 @@ class DEQBase(nn.Module):
                 "nothing calls any more: define train_states, or forward"
             )
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _OPTIONS or "_now" not in self.__dict__ or name in ("f_solver", "b_solver"):
+            super().__setattr__(name, value)
+        elif type(self).forward is DEQBase.forward:
+            self._set_option(name, value)
+        else:  # a core of its own reads its own attributes, whatever they are called
+            self._refused.pop(name, None)
+            try:
+                self._set_option(name, value)
+            except (AttributeError, TypeError, ValueError) as error:
+                if name not in _ELSEWHERE:
+                    self._refused[name] = error  # raised if the core calls our forward after all
+            super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OPTIONS and "_now" in self.__dict__:
+            return getattr(self._now, name)
+        return super().__getattr__(name)
+
+    def _set_option(self, name: str, value: Any) -> None:
+        """Let an option act from the next call on, or raise."""
+        if name in _ELSEWHERE:
+            raise AttributeError(
+                f"option {name!r} cannot be changed on a module ({_ELSEWHERE[name]}): build a new "
+                f"one, get_deq(deq.config, {name}=...)"
+            )
+        if name == "eval_f_max_iter":  # 0 is a budget here, not the absence of the option
+            self.__dict__[name] = budget = _whole(value)
+            if budget:
+                self._now = self._checked(self._now.with_options(eval_f_max_iter=budget))
+            return
+        self._now = self._checked(self._now.with_options(**{name: value}))
+        if name == "eval_factor" and not self._now.eval_f_max_iter:
+            self.__dict__["eval_f_max_iter"] = int(self._now.f_max_iter * self._now.eval_factor)
+
+    def _checked(self, config: DEQConfig) -> DEQConfig:
+        """Return ``config``; raise for names and options that no call could use."""
+        make_solver(config.f_solver, config.f_solver_kwargs)
+        make_adjoint_solver(config.b_solver, config.b_solver_kwargs)
+        make_backwards(config, len(config.grad))
+        self.check_states(config, config.f_max_iter)
+        return config
+
+    def check_states(self, config: DEQConfig, budget: int) -> None:
+        """Raise ``ValueError`` if training cannot return the states that are asked for."""
+        return
+
     @property
     def config(self) -> DEQConfig:
         """The options as they are now."""
-        now = {name: getattr(self, name) for name in _LIVE}
-        if any(getattr(self._now, name) != value for name, value in now.items()):
-            self._now = self.args.with_options(**now)
         return self._now
 
     @property
     def f_solver(self) -> SolverFunction:
-        """The forward solver as a function; another may be assigned."""
-        return self._own_solver or get_solver(self.args.f_solver)
+        """The forward solver as a function; a name or another function may be assigned."""
+        return self._own_solver or get_solver(self._now.f_solver)
 
     @f_solver.setter
-    def f_solver(self, function: SolverFunction) -> None:
-        self._own_solver = function
+    def f_solver(self, solver: str | SolverFunction) -> None:
+        if isinstance(solver, str):
+            self._set_option("f_solver", solver)
+            self._own_solver = None
+        elif callable(solver) and not isinstance(solver, type):
+            self._own_solver = solver
+        else:
+            raise TypeError(f"f_solver must be a name or a function, got {solver!r}")
 
     @property
     def b_solver(self) -> SolverFunction | str:
-        """The backward solver as a function, or the name of a linear one."""
-        name = self.args.b_solver
+        """The backward solver as a function, or the name of a linear one; a name may be assigned,
+        or the function of a registered solver."""
+        name = self._now.b_solver
         return get_solver(name) if name in SOLVERS else name
+
+    @b_solver.setter
+    def b_solver(self, solver: str | SolverFunction) -> None:
+        named = (key for key in SOLVERS if get_solver(key) is solver)
+        name = solver if isinstance(solver, str) else next(named, None)
+        if name is None:
+            raise TypeError(
+                f"b_solver must be the name of a solver or a registered function, got {solver!r}: "
+                "call register_solver first"
+            )
+        self._set_option("b_solver", name)
 
     @untraced
     def forward(
         self,
         func: Callable[..., State],
-        z_init: State,
+        z_init: State = None,
         solver_kwargs: Mapping[str, Any] | None = None,
         sradius_mode: bool = False,
         backward_writer: Writer | None = None,
         args: tuple[Any, ...] = (),
         compact: bool = False,
         f_max_iter: int | None = None,
-    ) -> Output:
+        has_aux: bool = False,
+        **published: Any,
+    ) -> Any:
         """Solve ``z = func(z, *args)`` from ``z_init``.
 
         Args:
@@ -126,17 +202,29 @@ class DEQBase(nn.Module):
             args: further arguments of ``func``.
             compact: finished samples leave the batch; every tensor in ``args`` must lead with it.
             f_max_iter: budget of this call; sampled steps follow it.
+            has_aux: ``func`` returns ``(z, aux)``; the ``aux`` of the last state comes back as a
+                third value, computed by one evaluation more.
+            **published: names of torchdeq 0.1.0: ``z_star`` for ``z_init``; ``writer`` and ``best``
+                have no effect, as there.
 
         Returns:
             The states, each a tensor, dict or, for a tuple start, list of tensors, and the
             statistics of the forward solve. In training these are the sampled states, the last
             one the fixed point; in evaluation the fixed point alone.
         """
+        if z_init is None:
+            z_init = published.pop("z_star", None)
+        if z_init is None:
+            raise TypeError("a DEQ is called with a function and a start: z_init is missing")
+        if published:
+            ignore_keywords(published, "the call of a DEQ", CALL_KEYWORDS, _CALL)
+        if self._refused:
+            raise next(iter(self._refused.values()))
         options = dict(solver_kwargs or {})
         budget = self._budget(f_max_iter, options)
         return_final = bool(options.pop("return_final", False))
         call = ForwardPass(
-            func,
+            without_aux(func) if has_aux else func,
             z_init,
             args,
             self.make_solver(options),
@@ -149,21 +237,19 @@ class DEQBase(nn.Module):
             states, stats = self.train_states(call, budget)
         else:
             state, stats = call.evaluate(budget)
-            if sradius_mode or self.args.sradius_mode:
+            if sradius_mode or self._now.sradius_mode:
                 stats["sradius"] = call.spectral_radius(state)
             states = [state]
-        return [list(z) if isinstance(z, tuple) else z for z in states], stats
+        states = [list(z) if isinstance(z, tuple) else z for z in states]
+        return (states, stats, aux_at(func, states[-1], args)) if has_aux else (states, stats)
 
     def _budget(self, f_max_iter: int | None, options: dict[str, Any]) -> int:
         """The budget of this call; takes it out of the solver's options if it is there."""
         asked = [b for b in (f_max_iter, options.pop("f_max_iter", None)) if b is not None]
         budget = asked[0] if asked else self.f_max_iter if self.training else self.eval_f_max_iter
-        whole = isinstance(budget, Real) and float(budget).is_integer() and float(budget) >= 0
-        if len(asked) > 1 or not whole:
-            raise ValueError(
-                f"f_max_iter must be given once, as a whole number >= 0, got {asked or [budget]}"
-            )
-        return int(budget)
+        if len(asked) > 1:
+            raise ValueError(f"f_max_iter must be given once, got {asked}")
+        return _whole(budget)
 
     def train_states(self, call: ForwardPass, budget: int) -> Output:
         """The states that training returns, for a budget of evaluations."""
@@ -174,17 +260,25 @@ class DEQBase(nn.Module):
         return ", ".join(f"{k}={getattr(self.config, k)!r}" for k in changed)
 
     def make_solver(self, options: Mapping[str, Any]) -> Solver[Any]:
-        """The forward solver with options of one call."""
-        options = {**self.args.f_solver_kwargs, **options}
+        """Return the forward solver with options of one call.
+
+        An option that another solver of torchdeq 0.1.0 has is ignored with a note, as there; any
+        other unknown one is an error.
+        """
         for name in ("tol", "max_iter", "stop_mode"):
-            if name in options:
+            if name in options or name in self._now.f_solver_kwargs:
                 raise TypeError(
                     f"{name!r} is not an option of a solver: set f_{name} when the module is made, "
                     f"or on it, as in deq.f_{name} = ..."
                 )
         if self._own_solver is not None:
-            return function_solver(self._own_solver, options)
-        return make_solver(self.args.f_solver, options)
+            return function_solver(self._own_solver, {**self._now.f_solver_kwargs, **options})
+        key = self._now.f_solver
+        return make_solver(key, {**self._now.f_solver_kwargs, **published_options(key, options)})
+
+
+#: Keywords of a call, for suggestions.
+_CALL = [name for name in inspect.signature(DEQBase.forward).parameters if name != "published"][1:]
 
 
 @dataclass(frozen=True)
@@ -224,6 +318,7 @@ class ForwardPass:
             compact=self.compact,
             on_failure=self.config.on_failure,
             keep_estimate=keep_estimate,
+            coupled=cast(Coupling, self.config.coupled),
         )
 
     def evaluate(self, budget: int) -> tuple[State, SolverStat]:
@@ -256,14 +351,19 @@ class DEQIndexing(DEQBase):
     """One solve; training samples states along it, each with a gradient of its own.
 
     ``n_states=n`` samples every ``f_max_iter // n`` evaluations, the last state at the end;
-    otherwise ``indexing`` names the evaluations, and the end is added.
+    otherwise ``indexing`` names the evaluations, and the end is added unless it is the last of
+    them.
     """
 
+    def check_states(self, config: DEQConfig, budget: int) -> None:
+        _check_states(config, budget)
+
     def train_states(self, call: ForwardPass, budget: int) -> Output:
+        self.check_states(self.config, budget)
         steps = self.sampled_steps(budget)
         *earlier, last = call.backwards(len(steps))
         record = list(zip(steps, earlier, strict=False))
-        if record and self.args.backward == "reversible":
+        if record and self.config.backward == "reversible":
             raise ValueError(
                 "a reversible iteration gives its last state only: use core='sliced', or one state"
             )
@@ -272,9 +372,9 @@ class DEQIndexing(DEQBase):
 
     def sampled_steps(self, budget: int) -> list[int]:
         """Evaluations after which a state is taken."""
-        if self.args.n_states == 1:
-            return [*self.args.indexing, budget]
-        n = max(1, min(budget, self.args.n_states))
+        if self.config.n_states == 1:
+            return [*_before(self.config.indexing, budget), budget]
+        n = self.config.n_states if budget else 1  # without a solve there is one state
         return [budget - (n - 1 - k) * (budget // n) for k in range(n)]
 
 
@@ -286,7 +386,11 @@ class DEQSliced(DEQBase):
     names where to cut. No gradient passes from one slice to the one before.
     """
 
+    def check_states(self, config: DEQConfig, budget: int) -> None:
+        _check_states(config, budget)
+
     def train_states(self, call: ForwardPass, budget: int) -> Output:
+        self.check_states(self.config, budget)
         slices = self.slices(budget)
         z, states, nfe = call.z0, [], 0
         for size, backward in zip(slices, call.backwards(len(slices)), strict=True):
@@ -299,14 +403,37 @@ class DEQSliced(DEQBase):
 
     def slices(self, budget: int) -> list[int]:
         """Evaluations of each solve."""
-        n = self.args.n_states
+        n = self.config.n_states
         if n > 1:
             return [budget // n] * n
-        cuts = [0, *(min(k, budget) for k in self.args.indexing), budget]
+        inner = _before(self.config.indexing, budget)
+        cuts = [0, *(min(k, budget) for k in inner), budget]
         return [b - a for a, b in pairwise(cuts)]
 
 
 CORES.seal()
+
+
+def _check_states(config: DEQConfig, budget: int) -> None:
+    """Raise if there are more states than evaluations; without a solve (BPTT) there may be."""
+    if 0 < budget < config.n_states:
+        raise ValueError(
+            f"more states than evaluations: n_states={config.n_states} with a budget of {budget}; "
+            "raise f_max_iter or ask for fewer states"
+        )
+
+
+def _before(indexing: list[int], budget: int) -> list[int]:
+    """Return the sampled evaluations without the last, if the solve ends there: it counts once."""
+    return indexing[:-1] if indexing and indexing[-1] == budget else indexing
+
+
+def _whole(budget: Any) -> int:
+    """Return a budget as an integer."""
+    number = float(budget) if isinstance(budget, Real) else -1.0
+    if not (number.is_integer() and number >= 0):
+        raise ValueError(f"a budget of evaluations must be a whole number >= 0, got {budget!r}")
+    return int(number)
 
 
 def get_deq(args: Any = None, **options: Any) -> DEQBase:
@@ -326,8 +453,18 @@ def get_deq(args: Any = None, **options: Any) -> DEQBase:
 
 def register_deq(deq_type: str, core: type[nn.Module]) -> None:
     """Make a core known by name; it is built as ``core(config)``, with options that it adds."""
-    if not (isinstance(core, type) and callable(core)):
-        raise TypeError(f"a core is a class that is built as core(config), got {core!r}")
+    if not isinstance(core, type):
+        raise TypeError(
+            "a core is a class that is built as core(config), derived from DEQBase with "
+            f"train_states or forward: got {core!r}"
+        )
+    if issubclass(core, DEQBase) and not (
+        core.train_states is not DEQBase.train_states or core.forward is not DEQBase.forward
+    ):
+        raise TypeError(
+            f"a core derived from DEQBase defines train_states, or forward: {core.__name__} has "
+            "neither"
+        )
     CORES.register(deq_type, core)
 
 

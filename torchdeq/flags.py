@@ -29,6 +29,11 @@ def add_deq_args(parser: argparse._ActionsContainer) -> None:
         elif isinstance(value, list):
             how |= {"nargs": "+", "type": int, "metavar": "N"}
             help += f" (default: {' '.join(map(str, value)) or 'none'})"
+        elif value is None:
+            kind = told[name]["kind"]
+            words = kind is not float
+            how |= {"type": kind, "metavar": "auto|true|false|adjoint" if words else "FLOAT"}
+            help += f" (default: {'auto' if words else 'none'})"
         else:
             how |= {"type": type(value), "metavar": type(value).__name__.upper()}
             help += f" (default: {value})"

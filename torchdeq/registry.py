@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
@@ -31,7 +32,12 @@ def build(
         options: its fields, or other names of them.
         aliases: those other names.
     """
-    known = [f.name for f in fields(kind) if f.init]  # type: ignore[arg-type]
+    if not is_dataclass(kind):
+        raise TypeError(
+            f"{what} cannot be built: {kind.__name__} must be decorated with "
+            "@dataclass(frozen=True, kw_only=True); its fields are the options"
+        )
+    known = [f.name for f in fields(kind) if f.init]
     given = {(aliases or {}).get(name, name): value for name, value in options.items()}
     if len(given) < len(options):
         raise TypeError(f"{what} got an option twice, under two names: {sorted(options)}")
@@ -39,6 +45,43 @@ def build(
         if name not in known:
             raise TypeError(f"{what} has no option {name!r}{suggest(name, known)}")
     return kind(**given)
+
+
+def check_class(kind: object, base: type, what: str, needs: str, complete: bool = True) -> None:
+    """Raise `TypeError` unless `kind` is a frozen dataclass derived from `base`.
+
+    Args:
+        kind: what a program registers.
+        base: the class it must derive from.
+        what: how the error calls it.
+        needs: the methods it must have, in words.
+        complete: whether it has them.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, base)):
+        lack = f"{kind!r} is no such class"
+    elif not is_dataclass(kind):
+        lack = f"{kind.__name__} is no dataclass"
+    elif not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        lack = f"{kind.__name__} is not frozen"
+    elif undeclared := _undeclared(kind):
+        lack = f"{kind.__name__} is not decorated itself, and {undeclared!r} is no option of it"
+    elif not complete:
+        lack = f"{kind.__name__} lacks them"
+    else:
+        return
+    raise TypeError(
+        f"{what} is a class derived from {base.__name__}, decorated with "
+        f"@dataclass(frozen=True, kw_only=True), its options as fields, and with {needs}: {lack}"
+    )
+
+
+def _undeclared(kind: type) -> str | None:
+    """Return an annotated attribute that is no field, since a base class alone was decorated."""
+    if "__dataclass_fields__" in vars(kind):
+        return None
+    return next(
+        (n for n, t in inspect.get_annotations(kind).items() if "ClassVar" not in str(t)), None
+    )
 
 
 class UnknownName(KeyError):
