@@ -135,7 +135,10 @@ class _Map:
                 self, Z, rule, stop, args=rows, compact=stop.goal > 0, on_failure=on_failure
             )
         else:
-            found = solve(self._rows(Z), Z.flatten(0, 1), rule, stop, on_failure=on_failure)
+            # Stepped one by one, as released; each row leads to the next, so all stop at once.
+            found = solve(
+                self._rows(Z), Z.flatten(0, 1), rule, stop, on_failure=on_failure, shared=True
+            )
         assert isinstance(found.z, Tensor)
         return found.z.view_as(Z), found.stats
 

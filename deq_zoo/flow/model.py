@@ -149,7 +149,7 @@ class DEQFlow(nn.Module):
             nn.Conv2d(w.mask, 9 * STRIDE * STRIDE, 1),
         )
         self.attn = Attention(w.hidden) if config.gma else None
-        self.deq = get_deq(options)
+        self.deq = get_deq(options, coupled=options.get("coupled", False))
         apply_norm(self.update_block, args=options)
 
     def forward(

@@ -88,7 +88,8 @@ class ImplicitGraph(nn.Module):
         if init == "identity":
             nn.init.eye_(self.W)
         options = DEQConfig(deq)
-        self.deq = get_deq(options)
+        # A sample is a whole graph; its nodes, which depend on each other, are one state.
+        self.deq = get_deq(options, coupled=options.get("coupled", False))
         if options.get("norm_type", "none") != "none":
             apply_norm(self, args=options)
 

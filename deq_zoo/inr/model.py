@@ -143,7 +143,7 @@ class DEQField(_Filtered):
 
     def __init__(self, d: int, o: int, config: FieldConfig, deq: Any = None) -> None:
         super().__init__(d, o, config, deq)
-        self.deq = get_deq(self.options)
+        self.deq = get_deq(self.options, coupled=self.options.get("coupled", False))
 
     def forward(self, x: Tensor, z0: Tensor | None = None, **call: Any) -> Output:
         """Values at points.
@@ -167,7 +167,7 @@ class DEQField(_Filtered):
         options = self.options.with_options(
             backward="ift", higher_order=True, n_states=1, indexing=[], f_max_iter=400,
             eval_f_max_iter=400, f_tol=tol, f_stop_mode="rel", b_max_iter=400, b_tol=tol,
-            on_failure="ignore",
+            on_failure="ignore", coupled=self.options.get("coupled", False),
         )  # fmt: skip
         return self._solved(get_deq(options).eval(), x, None).values[-1]
 

@@ -160,7 +160,7 @@ class DEQTransformer(nn.Module):
         self.output_drop = VariationalDropToken1d(c.dropout)
         self._initialise()
         apply_norm(self.func, args=options)
-        self.deq = get_deq(options)
+        self.deq = get_deq(options, coupled=options.get("coupled", False))
 
     def forward(
         self, ids: Tensor, memory: Memory | None = None, z0: Tensor | None = None, **call: Any

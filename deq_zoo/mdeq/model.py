@@ -140,7 +140,7 @@ class _Equilibrium(nn.Module):
         self.full_stage = MultiscaleMap(
             config.channels, config.blocks_by_branch, config.expansion, config.groups
         )
-        self.deq = get_deq(options)
+        self.deq = get_deq(options, coupled=options.get("coupled", False))
         for scope in config.norm_scope:
             if scope != "fuse_layers" or len(config.channels) > 1:  # one branch has none
                 apply_norm(getattr(self.full_stage, scope), args=options)
