@@ -54,7 +54,7 @@ class GradientBench:
         if solver == "shine":  # needs a forward solve to learn from
             W, x = W.float(), x.float()
             f = Probe(lambda z: torch.tanh(z @ W.mT + x), x)
-            ask = Ask("broyden full", 400, 1e-5, "shine", products, tol)
+            ask = Ask("broyden", 400, 1e-5, "shine", products, tol)
         else:
             f = Probe(lambda z: torch.bmm(J, z.unsqueeze(2)).squeeze(2), x.float())
             ask = Ask("fixed_point_iter", 1, 0.0, solver, products, tol)

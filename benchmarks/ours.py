@@ -29,7 +29,7 @@ ADJOINTS: dict[str, Solver[Any] | LinearSolver] = {
     **{name: SOLVERS[name]() for name in STOPPING},
     "anderson m=5": Anderson(m=5),
     "anderson m=10": Anderson(m=10),
-    "broyden full": Broyden(l_thres=None),
+    "broyden 10": Broyden(l_thres=10),
     **{name: LINEAR[name]() for name in LINEAR},
     "gmres full": GMRES(restart=400),
     "shine": Broyden(l_thres=None),  # both solves are Broyden's
