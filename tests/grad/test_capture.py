@@ -184,3 +184,27 @@ def test_a_tolerance_of_one_asks_for_the_jacobian_free_gradient() -> None:
                     stop=StopRule(60, 1e-12), backward=backward).z  # fmt: skip
     (got,) = torch.autograd.grad(z.sum(), x)
     torch.testing.assert_close(got, (1 - z.square()).detach())
+
+
+@pytest.mark.parametrize("assigned", [False, True])
+def test_leaves_that_f_makes_on_its_own_are_no_inputs(assigned: bool) -> None:
+    z0, v = start()
+
+    def f(z: Tensor, v: Tensor) -> Tensor:
+        with torch.enable_grad():
+            h = z.detach()
+            if assigned:
+                h.requires_grad = True
+            else:
+                h.requires_grad_()
+            (slope,) = torch.autograd.grad((torch.cos(h) * v).sum(), h, create_graph=True)
+        return torch.tanh(slope + 0.1 * z + 1)
+
+    z = z0
+    for _ in range(80):
+        z = f(z, v)
+    (expected,) = torch.autograd.grad(z.sum(), v)
+    (got,) = torch.autograd.grad(
+        fixed_point(f, z0, (v,), stop=StopRule(80, 1e-13), backward=EXACT).z.sum(), v
+    )
+    torch.testing.assert_close(got, expected, atol=1e-7, rtol=1e-6)

@@ -78,7 +78,7 @@ class Capture:
                     "again in the backward pass: one that it closes over was replaced; pass it to "
                     "f through args, or use implicit differentiation without higher_order"
                 )
-            _raise_for_hidden_inputs(fz, (z, *c))
+            _raise_for_hidden_inputs(fz, (z, *c, *substitute.leaves))
             return fz
 
         return call
@@ -325,6 +325,7 @@ class _Substitute(TorchFunctionMode):
         self._places = {id(new): old for old, new in substitutes.items()}
         self.met: set[int] = set()
         self.hidden: Tensor | None = None  # an original that a transform inside f has wrapped
+        self.leaves: list[Tensor] = []  # that f has made to differentiate on its own
         self._plain = not _torch.function_transforms_active()
 
     def __enter__(self) -> Self:
@@ -339,7 +340,12 @@ class _Substitute(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return func(*self._swapped(args), **(self._swapped(kwargs) if kwargs else {}))
+        out = func(*self._swapped(args), **(self._swapped(kwargs) if kwargs else {}))
+        if isinstance(out, Tensor) and out.is_leaf and out.requires_grad:
+            self.leaves.append(out)
+        elif out is None and args and isinstance(args[0], Tensor):  # `t.requires_grad = True`
+            self.leaves.append(args[0])
+        return out
 
     def _swapped(self, operands: Any) -> Any:
         return tree_map(self._swap, operands)
