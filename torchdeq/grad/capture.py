@@ -174,17 +174,18 @@ def _raise_for_hidden_inputs(fz: Tensor, known: tuple[Tensor, ...]) -> None:
     """Raise if the graph of a replayed call reaches a leaf by another way than its inputs."""
     if not fz.requires_grad or _torch.is_wrapped(fz):
         return
-    edge = torch.autograd.graph.get_gradient_edge
-    seen = {edge(t).node for t in known if t.requires_grad}
-    ahead = [edge(fz).node]
+    leaves = {id(t) for t in known if t.is_leaf}
+    seen = {t.grad_fn for t in known if t.grad_fn is not None}
+    ahead = [fz.grad_fn]
     while ahead:
         node = ahead.pop()
-        if node in seen:
+        if node is None or node in seen:
             continue
         seen.add(node)
-        if getattr(node, "variable", None) is not None:
-            raise HiddenInput(node.variable)  # type: ignore[attr-defined]
-        ahead += [parent for parent, _ in node.next_functions if parent is not None]
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) not in leaves:
+            raise HiddenInput(leaf)
+        ahead += [parent for parent, _ in node.next_functions]
 
 
 class HiddenInput(RuntimeError):
