@@ -178,7 +178,8 @@ def _raise_for_hidden_inputs(fz: Tensor, known: tuple[Tensor, ...]) -> None:
     seen = {t.grad_fn for t in known if t.grad_fn is not None}
     with torch.enable_grad():  # a saved leaf may come back as another object with the same node
         same = [t.view_as(t).grad_fn for t in known if t.is_leaf and t.requires_grad]
-    seen |= {node.next_functions[0][0] for node in same if node is not None}
+    nodes = [node.next_functions[0][0] for node in same if node is not None]
+    seen |= {node for node in nodes if node is not None}
     ahead = [fz.grad_fn]
     while ahead:
         node = ahead.pop()
