@@ -22,8 +22,8 @@ from torchdeq import (
     register_solver,
     reset_deq,
 )
-from torchdeq.core import DEQBase, DEQIndexing, DEQSliced
-from torchdeq.deq import CORES, ForwardPass, Output
+from torchdeq.core import DEQBase, DEQIndexing, DEQSliced, ForwardPass
+from torchdeq.deq import CORES, Output
 from torchdeq.dropout import VariationalDropout
 from torchdeq.solver import SOLVERS, SolverStat
 
@@ -387,7 +387,7 @@ def test_coupling_is_handed_to_the_solve(monkeypatch: pytest.MonkeyPatch) -> Non
         given.append(kwargs["coupled"])
         return torchdeq.fixed_point(*args, **kwargs)
 
-    monkeypatch.setattr("torchdeq.deq.fixed_point", watched)
+    monkeypatch.setattr("torchdeq.forward_pass.fixed_point", watched)
     deq = get_deq()
     for value in (None, True, False, "adjoint"):
         deq.coupled = value

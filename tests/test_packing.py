@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from torchdeq.packing import Packing, take_rows
+from torchdeq.packed import PackedFn
+from torchdeq.packing import Packing
+from torchdeq.pytree import take_rows
 from torchdeq.solver import SOLVERS, FixedPointIter, StopRule, solve
 
 Map = Callable[[Tensor], Tensor]
@@ -67,7 +69,7 @@ def test_one_tensor_is_never_copied(layout: torch.memory_format) -> None:
         seen.append(t)
         return t * 2
 
-    image = packing.wrap(double)(matrix)
+    image = PackedFn(packing, double)(matrix)
     assert seen[0].data_ptr() == z.data_ptr()
     assert seen[0].stride() == z.stride()
     assert torch.equal(packing.unpack(image), z * 2)
@@ -83,7 +85,7 @@ def test_several_tensors_are_written_straight_into_the_buffer() -> None:
     state = (torch.randn(2, 3), torch.randn(2, 2, 2))
     packing = Packing(state)
     buffer = torch.empty(2, 7)
-    image = packing.wrap(lambda a, b: [a + 1, b + 1])(packing.pack(state), buffer)
+    image = PackedFn(packing, lambda a, b: [a + 1, b + 1])(packing.pack(state), buffer)
     assert image is buffer
     assert torch.equal(buffer, packing.pack(state) + 1)
 
@@ -91,7 +93,7 @@ def test_several_tensors_are_written_straight_into_the_buffer() -> None:
 def test_list_and_tuple_are_interchangeable_and_dict_order_does_not_matter() -> None:
     state = {"a": torch.zeros(2, 1), "b": (torch.ones(2, 2), torch.ones(2))}
     packing = Packing(state)
-    f = packing.wrap(lambda z: {"b": list(z["b"]), "a": z["a"]})
+    f = PackedFn(packing, lambda z: {"b": list(z["b"]), "a": z["a"]})
     assert torch.equal(f(packing.pack(state)), packing.pack(state))
 
 
@@ -123,7 +125,7 @@ def test_a_flat_start_and_a_square_picture_may_have_any_layout_too() -> None:
         torch.testing.assert_close(z, torch.full((2, 4), 2.0), atol=1e-2, rtol=0)
     pictures = torch.randn(2, 3, 4, 4).mT  # neither contiguous nor channels last
     seen: list[Tensor] = []
-    Packing(pictures).wrap(lambda z: seen.append(z) or z)(Packing(pictures).pack(pictures))  # type: ignore[func-returns-value]
+    PackedFn(Packing(pictures), lambda z: seen.append(z) or z)(Packing(pictures).pack(pictures))  # type: ignore[func-returns-value]
     assert seen[0].is_contiguous()
     assert torch.equal(seen[0], pictures)
 
@@ -206,29 +208,29 @@ def test_what_f_returns_is_checked(f: Any, error: type[Exception], message: str)
     state = (torch.zeros(2, 3), torch.zeros(2, 2))
     packing = Packing(state)
     with pytest.raises(error, match=message):
-        packing.wrap(f)(packing.pack(state))
+        PackedFn(packing, f)(packing.pack(state))
 
 
 def test_a_wrong_shape_is_told_with_what_was_expected() -> None:
     packing = Packing(torch.zeros(2, 3))
     with pytest.raises(ValueError, match=r"got \(2, 4\), expected \(2, 3\)"):
-        packing.wrap(lambda z: torch.zeros(2, 4))(torch.zeros(2, 3))
+        PackedFn(packing, lambda z: torch.zeros(2, 4))(torch.zeros(2, 3))
     with pytest.raises(ValueError, match=r"keys \['a'\]: got keys \['b'\]"):
-        Packing({"a": torch.zeros(1)}).wrap(lambda z: {"b": z["a"]})(torch.zeros(1, 1))
+        PackedFn(Packing({"a": torch.zeros(1)}), lambda z: {"b": z["a"]})(torch.zeros(1, 1))
 
 
 @pytest.mark.parametrize("inference", [False, True])
 def test_another_float_dtype_is_cast_to_that_of_the_state(inference: bool) -> None:
     with torch.inference_mode(inference):
         packing = Packing(torch.zeros(2, 3))
-        f = packing.wrap(lambda z: z.bfloat16())
+        f = PackedFn(packing, lambda z: z.bfloat16())
         assert f(torch.zeros(2, 3)).dtype == torch.float32
         assert f.eps == torch.finfo(torch.bfloat16).eps
 
 
 def test_the_precision_of_autocast_is_known() -> None:
     with torch.autocast("cpu", torch.bfloat16):
-        f = Packing(torch.zeros(2, 3)).wrap(lambda z: z)
+        f = PackedFn(Packing(torch.zeros(2, 3)), lambda z: z)
     assert f.eps == torch.finfo(torch.bfloat16).eps
 
 
@@ -363,7 +365,7 @@ def test_the_identity_views_of_it_and_constants_are_maps_like_others(
 
 def test_memory_that_is_given_out_again_is_no_reuse_by_f() -> None:
     packing = Packing(torch.ones(2, 3))
-    f, addresses = packing.wrap(lambda z: 0.5 * z), set()
+    f, addresses = PackedFn(packing, lambda z: 0.5 * z), set()
     for _ in range(300):  # outputs die at once, and the allocator gives their memory again
         addresses.add(f(torch.ones(2, 3)).data_ptr())
     assert len(addresses) < 300
@@ -394,7 +396,7 @@ def test_a_tensor_spread_over_devices_is_refused() -> None:
     spread = torch.zeros(2, 3).as_subclass(DTensor)
     with pytest.raises(TypeError, match=r"the state is a DTensor.*z\.to_local\(\)"):
         Packing(spread)
-    f = Packing(torch.zeros(2, 3)).wrap(lambda z: z.as_subclass(DTensor))
+    f = PackedFn(Packing(torch.zeros(2, 3)), lambda z: z.as_subclass(DTensor))
     with pytest.raises(TypeError, match="what f returned is a DTensor"):
         f(torch.zeros(2, 3))
 
@@ -402,6 +404,6 @@ def test_a_tensor_spread_over_devices_is_refused() -> None:
 def test_a_complex_or_sparse_output_of_one_tensor_is_refused() -> None:
     packing = Packing(torch.zeros(2, 3))
     with pytest.raises(TypeError, match=r"what f returned is complex \(torch.complex64\)"):
-        packing.wrap(lambda z: torch.complex(z, z))(torch.zeros(2, 3))
+        PackedFn(packing, lambda z: torch.complex(z, z))(torch.zeros(2, 3))
     with pytest.raises(TypeError, match="what f returned is sparse"):
-        packing.wrap(lambda z: z.to_sparse())(torch.zeros(2, 3))
+        PackedFn(packing, lambda z: z.to_sparse())(torch.zeros(2, 3))

@@ -148,8 +148,10 @@ def test_a_registered_linear_solver_serves_the_backward_pass_by_name() -> None:
         get_deq(b_solver="richardson", b_solver_kwargs={"omegaa": 1.0})
     with pytest.raises(ValueError, match="linear solver 'gmres' is built in"):
         torchdeq.register_linear_solver("gmres", Richardson)
-    with pytest.raises(ValueError, match="'anderson' is a fixed-point solver"):
+    with pytest.raises(ValueError, match="'anderson' is a solver already"):
         torchdeq.register_linear_solver("anderson", Richardson)
+    with pytest.raises(ValueError, match="'richardson' is a linear solver already"):
+        torchdeq.register_solver("richardson", torchdeq.Anderson)
     for wrong, lack in ((Plain, "is no such class"), (LinearSolver, "is no dataclass")):
         with pytest.raises(
             TypeError, match=f"a linear solver is .* LinearSolver, .* run: .*{lack}"

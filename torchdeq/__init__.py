@@ -1,6 +1,11 @@
 """TorchDEQ: deep equilibrium models in PyTorch."""
 
+import warnings
+from typing import Any
+
 from torchdeq import core, utils
+from torchdeq.compat import paths as _paths  # noqa: F401  (sets published import paths)
+from torchdeq.compat.functions import get_solver, register_solver, solver_stat_from_final_step
 from torchdeq.config import DEQConfig
 from torchdeq.deq import get_deq, register_deq, reset_deq
 from torchdeq.dropout import (
@@ -14,7 +19,7 @@ from torchdeq.dropout import (
     reset_dropout,
 )
 from torchdeq.flags import add_deq_args
-from torchdeq.functional import FixedPoint, fixed_point
+from torchdeq.functional import fixed_point
 from torchdeq.grad import Backward, Implicit, Phantom, Reversible, register_backward
 from torchdeq.initial import mixed_init
 from torchdeq.linear import GMRES, BiCGStab, LinearSolver, Neumann, register_linear_solver
@@ -34,6 +39,7 @@ from torchdeq.norm import (
     remove_norm,
     reset_norm,
 )
+from torchdeq.solution import FixedPoint
 from torchdeq.solver import (
     Anderson,
     Auto,
@@ -43,15 +49,11 @@ from torchdeq.solver import (
     FixedPointIter,
     NewtonKrylov,
     SimpleFixedPointIter,
-    Solution,
     Solver,
     SolverStat,
     Status,
     StopRule,
-    get_solver,
-    register_solver,
     solve,
-    solver_stat_from_final_step,
 )
 
 __all__ = [
@@ -73,7 +75,6 @@ __all__ = [
     "Phantom",
     "Reversible",
     "SimpleFixedPointIter",
-    "Solution",
     "Solver",
     "SolverStat",
     "Status",
@@ -113,3 +114,18 @@ __all__ = [
     "spectral_radius",
     "utils",
 ]
+
+
+#: Former names, which give the present thing with a `DeprecationWarning`.
+_DEPRECATED = {"Solution": "FixedPoint"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _DEPRECATED:
+        warnings.warn(
+            f"torchdeq.{name} is now torchdeq.{_DEPRECATED[name]}; the old name goes in 0.4",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return globals()[_DEPRECATED[name]]
+    raise AttributeError(f"module 'torchdeq' has no attribute {name!r}")

@@ -6,46 +6,19 @@ import difflib
 import inspect
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import KW_ONLY, InitVar, dataclass, field, fields
+from dataclasses import KW_ONLY, InitVar, dataclass, fields
 from math import inf
-from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torchdeq.callers import stack_level
+from torchdeq.compat.names import OLD_NAMES, WITHOUT_EFFECT, current_name
+from torchdeq.coupling import parse_coupling
+from torchdeq.failures import POLICIES
+from torchdeq.option import convert, option, require, require_choice
 from torchdeq.registry import suggest
-from torchdeq.solver import POLICIES, StopRule
-from torchdeq.solver.stopping import MODES
+from torchdeq.stopping import MODES, NORMS, StopRule
 
-OLD_NAMES = {"n_losses": "n_states"}  # former names of options
-_VOID = {"no_stat"}  # known to 0.1.0, and without effect: statistics cost nothing until read
 _NEAR = 0.85  # how alike the name of a program's attribute and of an option must be for a warning
-
-
-def _option(default: Any, help: str, kind: Any = None, **flag: Any) -> Any:
-    """Return a field with its help text.
-
-    Args:
-        default: its type is the option's type, unless it is None.
-        help: for the command line and the documentation.
-        kind: makes a value, or raises `ValueError`, where None is the default.
-        **flag: overrides what the command line makes of the field.
-    """
-    metadata = {"help": help, "flag": flag, "kind": kind}
-    if isinstance(default, (list, dict)):
-        return field(default_factory=lambda: type(default)(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
-_COUPLINGS = {"auto": None, "true": True, "false": False, "adjoint": "adjoint"}
-
-
-def coupling(value: Any) -> Any:
-    """Return what an option or flag says about the coupling of samples."""
-    if isinstance(value, str) and value.lower() in _COUPLINGS:
-        return _COUPLINGS[value.lower()]
-    if value is None or isinstance(value, bool):
-        return value
-    raise ValueError(f"expected auto, true, false or adjoint, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -62,75 +35,75 @@ class DEQConfig:
     args: InitVar[Any] = None
     _: KW_ONLY
 
-    f_solver: str = _option("fixed_point_iter", "forward solver, by its registered name")
-    b_solver: str = _option(
+    f_solver: str = option("fixed_point_iter", "forward solver, by its registered name")
+    b_solver: str = option(
         "fixed_point_iter",
         "solver of the backward pass of --ift: a forward solver, gmres, bicgstab or neumann",
     )
-    f_max_iter: int = _option(
+    f_max_iter: int = option(
         40, "evaluations of f in the forward solve; 0 leaves only the --grad steps (BPTT)"
     )
-    b_max_iter: int = _option(40, "products with the Jacobian in the backward solve")
-    f_tol: float = _option(1e-3, "residual at which a sample of the forward solve has converged")
-    b_tol: float = _option(1e-6, "the same for the backward solve, relative to the gradient")
-    f_stop_mode: str = _option("abs", "forward residual |f(z) - z|: abs, or rel to |f(z)|")
-    b_stop_mode: str = _option("abs", "the same for the backward solve: abs or rel")
-    f_rtol: float | None = _option(
-        None, "instead of f_tol: converged at |f(z) - z| <= f_atol + f_rtol |f(z)|", kind=float
+    b_max_iter: int = option(40, "products with the Jacobian in the backward solve")
+    f_tol: float = option(1e-3, "residual at which a sample of the forward solve has converged")
+    b_tol: float = option(1e-6, "the same for the backward solve, relative to the gradient")
+    f_stop_mode: str = option("abs", "forward residual |f(z) - z|: abs, or rel to |f(z)|")
+    b_stop_mode: str = option("abs", "the same for the backward solve: abs or rel")
+    f_rtol: float | None = option(
+        None, "instead of f_tol: converged at |f(z) - z| <= f_atol + f_rtol |f(z)|", parse=float
     )
-    f_atol: float | None = _option(None, "the absolute part of that; each is 0 alone", kind=float)
-    b_rtol: float | None = _option(None, "the same for the backward solve", kind=float)
-    b_atol: float | None = _option(None, "the absolute part of that", kind=float)
-    f_stop_norm: str = _option(
+    f_atol: float | None = option(None, "the absolute part of that; each is 0 alone", parse=float)
+    b_rtol: float | None = option(None, "the same for the backward solve", parse=float)
+    b_atol: float | None = option(None, "the absolute part of that", parse=float)
+    f_stop_norm: str = option(
         "l2", "norm of residuals: l2, or rms, by which a tolerance means the same at every size"
     )
-    f_check_every: int = _option(1, "evaluations between two looks at the forward residuals")
-    b_check_every: int = _option(1, "products between two looks at the backward residuals")
-    eval_factor: float = _option(1.0, "evaluation may spend f_max_iter times this")
-    eval_f_max_iter: int = _option(0, "evaluations of f outside training; wins over eval_factor")
-    f_solver_kwargs: dict[str, Any] = _option(
+    f_check_every: int = option(1, "evaluations between two looks at the forward residuals")
+    b_check_every: int = option(1, "products between two looks at the backward residuals")
+    eval_factor: float = option(1.0, "evaluation may spend f_max_iter times this")
+    eval_f_max_iter: int = option(0, "evaluations of f outside training; wins over eval_factor")
+    f_solver_kwargs: dict[str, Any] = option(
         {}, "options of the forward solver, e.g. --f_opt m=10 tau=0.8", name="f_opt"
     )
-    b_solver_kwargs: dict[str, Any] = _option(
+    b_solver_kwargs: dict[str, Any] = option(
         {}, "options of the backward solver, e.g. --b_opt l_thres=20", name="b_opt"
     )
-    on_failure: str = _option(
+    on_failure: str = option(
         "auto",
         "samples that do not converge: ignore, warn or raise; auto warns, but not about a forward "
         "budget that is spent",
     )
-    coupled: bool | str | None = _option(
+    coupled: bool | str | None = option(
         None,
         "whether samples depend on each other: true (one system), false, adjoint (one system in "
         "the backward pass only) or auto, which finds out in the backward pass",
-        kind=coupling,
+        parse=parse_coupling,
     )
 
-    norm_type: str = _option("weight_norm", "normalisation: weight_norm, spectral_norm or none")
-    norm_no_scale: bool = _option(False, "fix the norm to norm_target_norm instead of learning it")
-    norm_clip: bool = _option(False, "only shrink weights: scale by at most norm_clip_value")
-    norm_clip_value: float = _option(1.0, "the largest factor a weight is scaled by")
-    norm_target_norm: float = _option(1.0, "the norm that weights get if it is not learnt")
-    sn_n_power_iters: int = _option(1, "power iterations per step of the spectral norm's estimate")
+    norm_type: str = option("weight_norm", "normalisation: weight_norm, spectral_norm or none")
+    norm_no_scale: bool = option(False, "fix the norm to norm_target_norm instead of learning it")
+    norm_clip: bool = option(False, "only shrink weights: scale by at most norm_clip_value")
+    norm_clip_value: float = option(1.0, "the largest factor a weight is scaled by")
+    norm_target_norm: float = option(1.0, "the norm that weights get if it is not learnt")
+    sn_n_power_iters: int = option(1, "power iterations per step of the spectral norm's estimate")
 
-    core: str = _option("sliced", "how training states are sampled: sliced or indexing")
-    backward: str = _option("auto", "auto (by --ift and --grad), ift, phantom or reversible")
-    ift: bool = _option(False, "differentiate implicitly: exact, memory independent of steps")
-    hook_ift: bool = _option(False, "the same: implicit differentiation always takes least memory")
-    higher_order: bool = _option(False, "make implicit gradients differentiable themselves")
-    b_init: str = _option("zeros", "start of the backward solve: zeros, or shine after broyden")
-    n_states: int = _option(1, "states returned in training, evenly spaced, for fp_correction")
-    indexing: list[int] = _option([], "evaluations after which a state is returned in training")
-    gamma: float = _option(0.8, "weight of earlier states in the fixed-point correction")
-    grad: list[int] = _option([1], "steps of the phantom gradient, one number or one per state")
-    tau: float = _option(1.0, "damping of the phantom gradient, in (0, 1]")
-    sup_gap: int = _option(-1, "return every sup_gap-th of the phantom gradient's states")
-    sup_loc: list[int] = _option([], "return the phantom gradient's states after these steps")
+    core: str = option("sliced", "how training states are sampled: sliced or indexing")
+    backward: str = option("auto", "auto (by --ift and --grad), ift, phantom or reversible")
+    ift: bool = option(False, "differentiate implicitly: exact, memory independent of steps")
+    hook_ift: bool = option(False, "the same: implicit differentiation always takes least memory")
+    higher_order: bool = option(False, "make implicit gradients differentiable themselves")
+    b_init: str = option("zeros", "start of the backward solve: zeros, or shine after broyden")
+    n_states: int = option(1, "states returned in training, evenly spaced, for fp_correction")
+    indexing: list[int] = option([], "evaluations after which a state is returned in training")
+    gamma: float = option(0.8, "weight of earlier states in the fixed-point correction")
+    grad: list[int] = option([1], "steps of the phantom gradient, one number or one per state")
+    tau: float = option(1.0, "damping of the phantom gradient, in (0, 1]")
+    sup_gap: int = option(-1, "return every sup_gap-th of the phantom gradient's states")
+    sup_loc: list[int] = option([], "return the phantom gradient's states after these steps")
 
-    jac_loss_weight: float = _option(0.0, "weight of the Jacobian regularisation")
-    jac_loss_freq: float = _option(0.0, "share of training steps that are regularised")
-    jac_incremental: int = _option(0, "raise jac_loss_weight by 0.1 after so many steps")
-    sradius_mode: bool = _option(False, "estimate the Jacobian's spectral radius in evaluation")
+    jac_loss_weight: float = option(0.0, "weight of the Jacobian regularisation")
+    jac_loss_freq: float = option(0.0, "share of training steps that are regularised")
+    jac_incremental: int = option(0, "raise jac_loss_weight by 0.1 after so many steps")
+    sradius_mode: bool = option(False, "estimate the Jacobian's spectral radius in evaluation")
 
     if TYPE_CHECKING:  # attributes, but not options: which were given, and what else came along
         _given: ClassVar[frozenset[str]]
@@ -153,10 +126,12 @@ class DEQConfig:
                 object.__setattr__(self, name, value)
         object.__setattr__(self, "_extra", extra)
         object.__setattr__(self, "_given", self._given | set(values))
-        kinds = {f.name: f.metadata.get("kind") for f in fields(self)}
+        parsers = {f.name: f.metadata.get("parse") for f in fields(self)}
         for name, default in self.defaults().items():
-            value = _of_kind(default, name, getattr(self, name), kinds[name])
-            object.__setattr__(self, name, value)
+            value = getattr(self, name)
+            if value is None and name in ("f_tol", "b_tol"):
+                value = 0.0
+            object.__setattr__(self, name, convert(name, value, default, parsers[name]))
         self._check()
 
     @classmethod
@@ -174,13 +149,18 @@ class DEQConfig:
         }
 
     @property
+    def extra(self) -> dict[str, Any]:
+        """What else the program passed that belongs to no option of the library."""
+        return dict(self._extra)
+
+    @property
     def given(self) -> frozenset[str]:
         """The options that were given, rather than left at their defaults."""
         return self._given
 
     def get(self, key: str, default: Any = None) -> Any:
         """The option ``key`` if it was given, else ``default``; also for a program's own keys."""
-        key = _current(key)
+        key = current_name(key)
         if key in self._given:
             return getattr(self, key)
         return self._extra.get(key, default)
@@ -230,24 +210,24 @@ class DEQConfig:
             *(("f_max_iter", self.f_max_iter), ("b_max_iter", self.b_max_iter)),
             *(("f_tol", self.f_tol), ("b_tol", self.b_tol)),
         ):
-            _require(0 <= value < inf, f"{name} must be finite and at least 0", value)
+            require(0 <= value < inf, f"{name} must be finite and at least 0", value)
         for side in ("f", "b"):
             self._check_stop(side)
-        _choice("f_stop_norm", self.f_stop_norm, ("l2", "rms"))
-        _choice("on_failure", self.on_failure, POLICIES)
-        _choice("b_init", self.b_init, ("zeros", "shine"))
-        _require(self.eval_factor >= 0, "eval_factor must be at least 0", self.eval_factor)
-        _require(self.eval_f_max_iter >= 0, "eval_f_max_iter must be >= 0", self.eval_f_max_iter)
-        _require(self.n_states >= 1, "n_states must be at least 1", self.n_states)
-        _require(self.grad and min(self.grad) >= 1, "grad takes steps >= 1", self.grad)
-        _require(0 < self.tau <= 1, "tau must lie in (0, 1]", self.tau)
+        require_choice("f_stop_norm", self.f_stop_norm, NORMS)
+        require_choice("on_failure", self.on_failure, POLICIES)
+        require_choice("b_init", self.b_init, ("zeros", "shine"))
+        require(self.eval_factor >= 0, "eval_factor must be at least 0", self.eval_factor)
+        require(self.eval_f_max_iter >= 0, "eval_f_max_iter must be >= 0", self.eval_f_max_iter)
+        require(self.n_states >= 1, "n_states must be at least 1", self.n_states)
+        require(self.grad and min(self.grad) >= 1, "grad takes steps >= 1", self.grad)
+        require(0 < self.tau <= 1, "tau must lie in (0, 1]", self.tau)
         rising = all(a < b for a, b in zip([0, *self.indexing], self.indexing, strict=False))
-        _require(rising, "indexing takes rising numbers of evaluations >= 1", self.indexing)
+        require(rising, "indexing takes rising numbers of evaluations >= 1", self.indexing)
         counts = [self.n_states if self.n_states > 1 else len(self.indexing) + 1]
         if self.n_states == 1 and self.indexing[-1:] == [self.f_max_iter]:
             counts.insert(0, counts[0] - 1)  # the state at the end counts once
         what = f"grad takes one number of steps, or one for each of the {counts[0]} states"
-        _require(len(self.grad) in (1, *counts), what, self.grad)
+        require(len(self.grad) in (1, *counts), what, self.grad)
         if self.backward == "reversible" and self.f_solver != "fixed_point_iter":
             raise ValueError(
                 "backward='reversible' runs an iteration of its own: f_solver must be "
@@ -264,11 +244,11 @@ class DEQConfig:
         tol, rtol, atol, mode, every = (
             f"{side}_{name}" for name in ("tol", "rtol", "atol", "stop_mode", "check_every")
         )
-        _choice(mode, getattr(self, mode), MODES)
-        _require(getattr(self, every) >= 1, f"{every} must be at least 1", getattr(self, every))
+        require_choice(mode, getattr(self, mode), MODES)
+        require(getattr(self, every) >= 1, f"{every} must be at least 1", getattr(self, every))
         joint = {name: getattr(self, name) for name in (rtol, atol)}
         for name, value in joint.items():
-            _require(value is None or 0 <= value < inf, f"{name} must be finite and >= 0", value)
+            require(value is None or 0 <= value < inf, f"{name} must be finite and >= 0", value)
         if all(value is None for value in joint.values()):
             return
         # The Namespace of a command line holds every option: one at its default was not asked for.
@@ -304,10 +284,10 @@ def read_config(
     known, added = dict[str, Any](), dict[str, Any]()
     keyed = dict(args) if isinstance(args, Mapping) else {}
     for key, value in {**keyed, **options}.items():
-        current = _current(key)
-        if current in names or not (key in also or key in _VOID or open_ended):
+        current = current_name(key)
+        if current in names or not (key in also or key in WITHOUT_EFFECT or open_ended):
             known[current] = value
-        elif key not in _VOID:
+        elif key not in WITHOUT_EFFECT:
             added[key] = value
     if open_ended:
         _warn_near(added.keys() - also, set(names) - set(known))
@@ -324,7 +304,7 @@ def _read(args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     if isinstance(args, DEQConfig):
         return {name: getattr(args, name) for name in args._given}, dict(args._extra)
     if isinstance(args, Mapping):
-        options = {_current(k): v for k, v in args.items() if k not in _VOID}
+        options = {current_name(k): v for k, v in args.items() if k not in WITHOUT_EFFECT}
         _check_names(options, names)
         return options, {}
     if isinstance(args, (str, bytes, int, float, list, tuple)):
@@ -343,66 +323,14 @@ def _read(args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 def _warn_near(keys: Iterable[str], names: set[str]) -> None:
     for key in keys:
         near = difflib.get_close_matches(key, names, n=1, cutoff=_NEAR)
-        if near and key not in _VOID:
+        if near and key not in WITHOUT_EFFECT:
             warnings.warn(
                 f"{key!r} is not an option of torchdeq; did you mean {near[0]!r}?",
                 stacklevel=stack_level(),
             )
 
 
-def _current(name: str) -> str:
-    return OLD_NAMES.get(name, name)
-
-
 def _check_names(options: Mapping[str, Any], names: list[str]) -> None:
     for key in options:
         if key not in names:
             raise TypeError(f"unknown option {key!r}{suggest(key, names)}")
-
-
-def _require(holds: object, what: str, got: object) -> None:
-    if not holds:
-        raise ValueError(f"{what}, got {got}")
-
-
-def _choice(name: str, value: str, known: Iterable[str]) -> None:
-    if value not in known:
-        raise ValueError(f"unknown {name} {value!r}{suggest(value, known)}")
-
-
-def _of_kind(default: Any, name: str, value: Any, kind: Any = None) -> Any:
-    """Return the value as the option's own type; an error names the option."""
-    if kind is float:
-        return None if value is None else _of_kind(0.0, name, value)
-    if kind is not None:
-        try:
-            return kind(value)
-        except ValueError as error:
-            raise TypeError(f"{name}: {error}") from None
-    if isinstance(default, list):
-        if value is None:
-            return []
-        many = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
-        return [_of_kind(0, name, item) for item in (value if many else [value])]
-    if isinstance(default, dict):
-        if isinstance(value, Mapping):
-            return dict(value)
-        raise TypeError(f"{name} must be a dict of options, got {value!r}")
-    if isinstance(default, str):
-        if isinstance(value, str):
-            return value
-        raise TypeError(f"{name} must be a name, got {value!r}")
-    if isinstance(default, bool):
-        if value in (True, False):
-            return bool(value)
-        raise TypeError(f"{name} must be True or False, got {value!r}")
-    if value is None and name in ("f_tol", "b_tol"):
-        return 0.0
-    if isinstance(value, bool) or not isinstance(value, Real):  # numpy's numbers are Real too
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    number = float(value)
-    if isinstance(default, int):
-        if not number.is_integer():  # nor are NaN and infinity
-            raise TypeError(f"{name} must be a whole number, got {value!r}")
-        return int(number)
-    return number

@@ -1,14 +1,7 @@
 """DEQ modules under their published path."""
 
-from torchdeq.deq import (
-    DEQBase,
-    DEQIndexing,
-    DEQSliced,
-    ForwardPass,
-    get_deq,
-    register_deq,
-    reset_deq,
-)
+from torchdeq.deq import DEQBase, DEQIndexing, DEQSliced, get_deq, register_deq, reset_deq
+from torchdeq.forward_pass import ForwardPass
 
 __all__ = [
     "DEQBase",

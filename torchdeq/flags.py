@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from torchdeq.config import OLD_NAMES, DEQConfig
+from torchdeq.compat.names import OLD_NAMES
+from torchdeq.config import DEQConfig
 
 
 def add_deq_args(parser: argparse._ActionsContainer) -> None:
@@ -17,9 +18,9 @@ def add_deq_args(parser: argparse._ActionsContainer) -> None:
     Names of solvers, norms, cores and backwards are looked up when they are used, so one registered
     after this call parses too. Pass the parsed arguments to ``get_deq(args)``.
     """
-    told = {f.name: f.metadata for f in fields(DEQConfig)}
+    metadata = {f.name: f.metadata for f in fields(DEQConfig)}
     for name, value in DEQConfig.defaults().items():
-        help, flag = told[name]["help"], told[name]["flag"].get("name", name)
+        help, flag = metadata[name]["help"], metadata[name]["flag"].get("name", name)
         how: dict[str, Any] = {"dest": name, "default": value}
         names = [f"--{flag}", *(f"--{old}" for old, new in OLD_NAMES.items() if new == name)]
         if isinstance(value, bool):
@@ -30,9 +31,9 @@ def add_deq_args(parser: argparse._ActionsContainer) -> None:
             how |= {"nargs": "+", "type": int, "metavar": "N"}
             help += f" (default: {' '.join(map(str, value)) or 'none'})"
         elif value is None:
-            kind = told[name]["kind"]
-            words = kind is not float
-            how |= {"type": kind, "metavar": "auto|true|false|adjoint" if words else "FLOAT"}
+            parse = metadata[name]["parse"]
+            words = parse is not float
+            how |= {"type": parse, "metavar": "auto|true|false|adjoint" if words else "FLOAT"}
             help += f" (default: {'auto' if words else 'none'})"
         else:
             how |= {"type": type(value), "metavar": type(value).__name__.upper()}

@@ -96,10 +96,18 @@ class Registry(Mapping[str, T]):
 
     Names present when :meth:`seal` is called are built in and cannot be replaced; a name registered
     later is the user's own, and registering it again replaces the entry with a warning.
+
+    Args:
+        kind: the kind of entries in messages, e.g. "solver".
+        apart_from: another registry; neither accepts a name that the other one has.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, apart_from: Registry[Any] | None = None) -> None:
         self.kind = kind
+        self._others: list[Registry[Any]] = []
+        if apart_from is not None:
+            self._others.append(apart_from)
+            apart_from._others.append(self)
         self._entries: dict[str, T] = {}
         self._built_in: frozenset[str] = frozenset()
 
@@ -117,6 +125,9 @@ class Registry(Mapping[str, T]):
             raise ValueError(
                 f"{self.kind} {name!r} is built in and cannot be replaced; choose another name"
             )
+        for other in self._others:
+            if name in other:
+                raise ValueError(f"{name!r} is a {other.kind} already: choose another name")
         if name in self._entries:
             warnings.warn(f"{self.kind} {name!r} was registered before; replaced", stacklevel=2)
         self._entries[name] = entry  # type: ignore[assignment]

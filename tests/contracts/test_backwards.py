@@ -22,7 +22,7 @@ from torchdeq.grad import (
     make_adjoint_solver,
     register_backward,
 )
-from torchdeq.packing import PackedFn
+from torchdeq.packed import PackedFn
 from torchdeq.solver import Anderson, ConvergenceWarning, StopRule
 
 NAMES = list(BACKWARDS)

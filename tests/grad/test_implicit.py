@@ -73,13 +73,13 @@ def test_tuple_and_dict_states_closures_modules_and_explicit_args() -> None:
         layer.weight.data.copy_(W.detach())
         a, b = torch.zeros(3, 4, dtype=torch.float64), torch.zeros(3, 2, 2, dtype=torch.float64)
         if how == "tuple":
-            found = fixed_point(pair, (a, b), (x,), stop=TIGHT, backward=exact()).z
-            return found[0].square().sum() + found[1].cos().sum()
-        if how == "closure":
-            found = fixed_point(lambda a, b: pair(a, b, x), [a, b], stop=TIGHT, backward=exact()).z
-            return found[0].square().sum() + found[1].cos().sum()
-        found = fixed_point(named, {"a": a, "b": b}, (x,), stop=TIGHT, backward=exact()).z
-        return found["a"].square().sum() + found["b"].cos().sum()
+            a, b = fixed_point(pair, (a, b), (x,), stop=TIGHT, backward=exact()).z
+        elif how == "closure":
+            a, b = fixed_point(lambda a, b: pair(a, b, x), [a, b], stop=TIGHT, backward=exact()).z
+        else:
+            z = fixed_point(named, {"a": a, "b": b}, (x,), stop=TIGHT, backward=exact()).z
+            a, b = z["a"], z["b"]
+        return a.square().sum() + b.cos().sum()
 
     a, b = torch.zeros(3, 4, dtype=torch.float64), torch.zeros(3, 2, 2, dtype=torch.float64)
     for _ in range(120):

@@ -77,3 +77,17 @@ def test_says_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match="must be Broyden's on the whole batch, got Anderson"):
         fixed_point(lambda z: 0.5 * z + x, torch.zeros_like(x), solver=Anderson(),
                     backward=Implicit(solver=Broyden(), init="shine"))  # fmt: skip
+
+
+@pytest.mark.parametrize("coupled", [None, "adjoint"])
+def test_coupled_samples_leave_the_inverse_of_the_forward_solve_alone(coupled: Any) -> None:
+    """It belongs to samples one by one, and their adjoint is one system."""
+    A = problems.contraction(0.8, 4)
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    z = fixed_point(lambda z: A @ z + x, torch.zeros_like(x), solver=Broyden(),
+                    stop=StopRule(200, 1e-12), coupled=coupled,
+                    backward=Implicit(solver=Broyden(), stop=StopRule(100, 1e-10), init="shine"),
+                    ).z  # fmt: skip
+    g = torch.randn_like(z)
+    exact = torch.linalg.solve((torch.eye(4, dtype=torch.float64) - A).mT, g)
+    torch.testing.assert_close(torch.autograd.grad(z, x, g)[0], exact, rtol=0, atol=1e-8)

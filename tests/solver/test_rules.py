@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests import problems
+from torchdeq.packed import PackedFn
 from torchdeq.packing import Packing
 from torchdeq.solver import (
     Anderson,
@@ -177,7 +178,7 @@ def test_broyden_satisfies_the_secant_equation_even_when_it_starts_over(
 ) -> None:
     f, z0 = problems.tanh_layer(batch=2, d=6)
     solver = Broyden(update=update, l_thres=limit)
-    fn = FixedPointFn(Packing(z0).wrap(f), 20)
+    fn = FixedPointFn(PackedFn(Packing(z0), f), 20)
     it = solver.at(fn, z0)
     state = solver.init(it)
     for _ in range(7):
@@ -224,7 +225,7 @@ def test_products_with_the_operator_and_its_transpose() -> None:
 def test_broydens_memory_is_bounded_by_its_terms() -> None:
     f, z0 = problems.tanh_layer()
     solver = Broyden(l_thres=4)
-    fn = FixedPointFn(Packing(z0).wrap(f), 30)
+    fn = FixedPointFn(PackedFn(Packing(z0), f), 30)
     it = solver.at(fn, z0)
     state = solver.init(it)
     for _ in range(20):
@@ -236,7 +237,7 @@ def test_broydens_memory_grows_with_its_terms_and_never_past_the_budget() -> Non
     f, z0 = problems.tanh_layer(gain=0.99)
     assert Broyden().l_thres is None  # the published default
     for budget in (2, 5, 9, 13, 40):
-        fn, rows = FixedPointFn(Packing(z0).wrap(f), budget), []
+        fn, rows = FixedPointFn(PackedFn(Packing(z0), f), budget), []
         solver = Broyden()
         it = solver.at(fn, z0)
         state = solver.init(it)
@@ -287,20 +288,20 @@ def test_broyden_refuses_nonsense(options: dict[str, Any]) -> None:
 def test_backtracking_accepts_sample_by_sample_and_respects_the_budget() -> None:
     scale = torch.tensor([[1.0], [10.0], [1000.0]], dtype=torch.float64)
     z = torch.ones(3, 1, dtype=torch.float64)
-    fn = FixedPointFn(Packing(z).wrap(lambda z: 2 * z), 50)  # g(z) = z, zero at the origin
+    fn = FixedPointFn(PackedFn(Packing(z), lambda z: 2 * z), 50)  # g(z) = z, zero at the origin
     d = -scale * z
     point, image, g = backtrack(fn, z, d, z, tries=20)
     assert (g.abs() < z.abs()).all()
     torch.testing.assert_close(point[0], torch.zeros(1, dtype=torch.float64))
     torch.testing.assert_close(image - point, g)
-    short = FixedPointFn(Packing(z).wrap(lambda z: 2 * z), 2)
+    short = FixedPointFn(PackedFn(Packing(z), lambda z: 2 * z), 2)
     backtrack(short, z, d, z, tries=20)
     assert short.nfe == 2
 
 
 def test_backtracking_flees_from_what_is_not_finite() -> None:
     z = torch.ones(1, 1, dtype=torch.float64)
-    fn = FixedPointFn(Packing(z).wrap(lambda z: z + torch.log(z + 0.5)), 20)
+    fn = FixedPointFn(PackedFn(Packing(z), lambda z: z + torch.log(z + 0.5)), 20)
     point, _, g = backtrack(fn, z, torch.full_like(z, -2.0), torch.log(z + 0.5), tries=6)
     assert g.isfinite().all()
     assert g.abs() < torch.log(z + 0.5).abs()

@@ -1,5 +1,15 @@
-"""What exists for the interface of torchdeq 0.1.0."""
+"""Everything that exists for the interface of torchdeq 0.1.0 (Geng & Kolter, 2023).
 
-from torchdeq.compat.ignored import ignore_keywords, without_ignored
+| file | what a program for 0.1.0 finds in it |
+|---|---|
+| `functions.py` | `get_solver`, `register_solver`: solvers as functions, both ways |
+| `backward.py` | `backward_factory`: a backward pass as a function |
+| `decorator.py` | `deq_decorator`: a map and its start, packed for a solver function |
+| `ignored.py` | names that 0.1.0 accepted and ignored, which are accepted with a note |
+| `names.py` | former names of options |
+| `paths.py` | published import paths that end in a function |
 
-__all__ = ["ignore_keywords", "without_ignored"]
+`torchdeq.core`, `torchdeq.utils`, `torchdeq.solver.stat` and `torchdeq.norm.{base,spectral,weight}
+_norm` are published import paths as well: files that re-export, without code. The page "From
+torchdeq 0.1.0" of the documentation lists what differs.
+"""

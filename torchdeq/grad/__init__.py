@@ -1,10 +1,15 @@
 """Backward passes: how a solved state becomes a differentiable one."""
 
+from typing import TYPE_CHECKING
+
 from torchdeq.grad.base import BACKWARDS, Backward, register_backward
-from torchdeq.grad.factory import backward_factory, make_adjoint_solver, make_backwards
+from torchdeq.grad.factory import Writer, make_adjoint_solver, make_backwards
 from torchdeq.grad.implicit import Implicit
 from torchdeq.grad.phantom import Phantom
 from torchdeq.grad.reversible import Reversible
+
+if TYPE_CHECKING:  # a published name, which torchdeq.compat.paths sets
+    from torchdeq.compat.backward import backward_factory
 
 BACKWARDS.seal()
 
@@ -14,6 +19,7 @@ __all__ = [
     "Implicit",
     "Phantom",
     "Reversible",
+    "Writer",
     "backward_factory",
     "make_adjoint_solver",
     "make_backwards",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchdeq.packing import PackedFn
+from torchdeq.packed import PackedFn
 from torchdeq.registry import Registry
 
 

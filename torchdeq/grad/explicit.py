@@ -107,7 +107,7 @@ def _functional_vjp(f: Callable[..., Any], *inputs: Tensor) -> Callable[[Any], t
     return vjp
 
 
-class _Adjoint:
+class _AdjointMap:
     r"""The map $v \mapsto J^\top v + g$ with inputs `(g, z, *c)`."""
 
     def __init__(self, F: Operator) -> None:
@@ -127,7 +127,7 @@ class _Adjoint:
         return lambda v: product(v) + inputs[0]
 
 
-class _Tangent(_Adjoint):
+class _TangentMap(_AdjointMap):
     r"""The map $u \mapsto J u + t$ with inputs `(t, z, *c)`.
 
     $J u$ is the adjoint of $v \mapsto J^\top v$: forward mode would be nested inside the level at
@@ -188,7 +188,7 @@ class _Root(torch.autograd.Function):
         if not given:
             return None, None, *([None] * len(c))
         g = given[0] if len(given) == 1 else given[0] + given[1]
-        u = root(_Adjoint(F), g, g, z, *c)
+        u = root(_AdjointMap(F), g, g, z, *c)
         needed = [i for i in range(len(c)) if ctx.needs_input_grad[2 + i]]
 
         def of_needed(*chosen: Tensor) -> Tensor:
@@ -220,7 +220,7 @@ class _Root(torch.autograd.Function):
         with _torch.forward_mode(functional):
             vjp = _vjp(F.functional, lambda *inputs: F.make(*inputs)(z), *c, context=(z,))
             t = _vjp(F.functional, vjp, torch.zeros_like(z), context=(z, *c))(tuple(dc))[0]
-            u = root(_Tangent(F), t, t, z, *c)
+            u = root(_TangentMap(F), t, t, z, *c)
         return u if ctx.outputs == 1 else (u, u.clone())
 
     @staticmethod

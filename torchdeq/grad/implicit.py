@@ -13,17 +13,21 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from torchdeq import _torch
+from torchdeq.coupling import Coupling
+from torchdeq.failures import check_policy
 from torchdeq.grad.activations import Activations
 from torchdeq.grad.adjoint import on_all_cotangents, solve_adjoint
 from torchdeq.grad.base import BACKWARDS, Backward, NoGraph
 from torchdeq.grad.shine import Shine
 from torchdeq.linear import GMRES, LinearSolver
 from torchdeq.modules import ModuleState, mixes_samples
-from torchdeq.packing import PackedFn
+from torchdeq.packed import PackedFn
 from torchdeq.randomness import Randomness
 from torchdeq.registry import suggest
-from torchdeq.solver import POLICIES, Broyden, Coupling, Solution, Solver, SolverStat, StopRule
+from torchdeq.solver import Broyden, Solver
 from torchdeq.solver.broyden import Secant
+from torchdeq.stats import SolverStat
+from torchdeq.stopping import StopRule
 from torchdeq.tracing import compiler_loaded
 
 STARTS = ("zeros", "shine")
@@ -64,10 +68,7 @@ class Implicit(Backward):
     init: Literal["zeros", "shine"] = "zeros"
 
     def __post_init__(self) -> None:
-        if self.on_failure not in POLICIES:
-            raise ValueError(
-                f"unknown failure policy {self.on_failure!r}{suggest(self.on_failure, POLICIES)}"
-            )
+        check_policy(self.on_failure)
         if self.init not in STARTS:
             raise ValueError(f"unknown start {self.init!r}{suggest(self.init, STARTS)}")
         if self.init == "shine" and not isinstance(self.solver, Broyden):
@@ -78,12 +79,13 @@ class Implicit(Backward):
         if self.init == "shine" and self.higher_order:
             raise ValueError("init='shine' works for gradients of first order: drop higher_order")
 
-    def informed(self, found: Solution) -> Implicit:
+    def with_memory(self, memory: object) -> Implicit:
+        """Return the method with what the forward solver remembers, if `init` asks for that."""
         if self.init == "zeros" or not torch.is_grad_enabled():
             return self
-        if not isinstance(self.solver, Broyden) or not isinstance(found.memory, Secant):
-            return self  # the first guess was within the tolerance: nothing was learnt
-        return replace(self, solver=Shine.after(self.solver, found.memory.H), init="zeros")
+        if not isinstance(self.solver, Broyden) or not isinstance(memory, Secant):
+            return self  # the start was within the tolerance: the solver learnt nothing
+        return replace(self, solver=Shine.after(self.solver, memory.H), init="zeros")
 
     def attach(self, f: PackedFn, z: Tensor) -> list[list[Tensor]]:
         split = f.packing.split
@@ -101,7 +103,7 @@ class Implicit(Backward):
             return [split(fz.detach())]
         again = _Again(f, before) if before is not None and compiled else None
         call = _AttachedCall(self, f.eps, coupling_of(f), activations, again)
-        return [split(_Adjoint.apply(fz, h, call))]  # type: ignore[no-untyped-call]
+        return [split(_ImplicitGradient.apply(fz, h, call))]  # type: ignore[no-untyped-call]
 
 
 def coupling_of(f: PackedFn) -> Coupling:
@@ -138,7 +140,7 @@ class _AttachedCall:
             return solve(lambda v: vjp(v[0])[None], g[None])[0]
 
 
-class _Adjoint(torch.autograd.Function):
+class _ImplicitGradient(torch.autograd.Function):
     """The identity on `f(h)` whose backward replaces `g` by `(I - J^T)^-1 g`."""
 
     @staticmethod

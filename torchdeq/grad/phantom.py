@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdeq.grad.base import BACKWARDS, Backward
-from torchdeq.packing import PackedFn
+from torchdeq.packed import PackedFn
 
 
 @BACKWARDS.register("phantom")

@@ -13,15 +13,17 @@ from torch import Tensor
 
 from torchdeq import _torch
 from torchdeq.callers import stack_level
+from torchdeq.failures import ConvergenceWarning
 from torchdeq.grad.base import BACKWARDS, Backward, NoGraph
-from torchdeq.grad.capture import Capture, Found, observe
+from torchdeq.grad.capture import Capture, observe
 from torchdeq.grad.twofold import OneFold, TwoFold
+from torchdeq.grad.watching import Inputs
 from torchdeq.modules import ModuleState
 from torchdeq.numbers import has_double, row_norm, small_dtype
-from torchdeq.packing import PackedFn
+from torchdeq.packed import PackedFn
 from torchdeq.randomness import Randomness
-from torchdeq.solver import ConvergenceWarning, SolverStat, Status, StopRule
-from torchdeq.solver.stopping import relative
+from torchdeq.stats import SolverStat
+from torchdeq.stopping import Status, StopRule, relative
 
 Digits = OneFold | TwoFold
 
@@ -105,7 +107,7 @@ class _Record:
     def __init__(self, f: PackedFn, stop: StopRule) -> None:
         self.f, self.stop = f, stop
         self._watches = torch.is_grad_enabled() and not _torch.transforms_active()
-        self._found: Found = {}
+        self._inputs: Inputs = {}
         self._calls: list[tuple[frozenset[int], Randomness | None]] = []
         self._modules: ModuleState | None = None
         self._sizes: list[Tensor] = []
@@ -116,9 +118,9 @@ class _Record:
             return self.f(z)
         z = z.to(self.f.packing.dtype)
         if self._watches:
-            fz, found, drawn = observe(self.f, z)
-            self._found |= found
-            self._calls.append((frozenset(found), drawn))
+            fz, inputs, drawn = observe(self.f, z)
+            self._inputs |= inputs
+            self._calls.append((frozenset(inputs), drawn))
         else:
             fz = self.f(z)
         self._sizes.append(row_norm(fz - z))
@@ -141,7 +143,7 @@ class _Record:
     def _record(self, used: frozenset[int], drawn: Randomness | None) -> Capture:
         if self._modules is None:
             self._modules = ModuleState(self.f.f)  # once all calls have been made
-        return Capture(self.f, self._found, used, self._modules, drawn)
+        return Capture(self.f, self._inputs, used, self._modules, drawn)
 
     def stats(self) -> SolverStat:
         """Of the last evaluation: the iteration neither stops early nor goes back to a best one."""

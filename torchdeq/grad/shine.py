@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from torch import Tensor
 
@@ -28,11 +28,15 @@ class Shine(Broyden):
 
     @classmethod
     def after(cls, rule: Broyden, H: LowRank) -> Shine:
-        """The rule with a forward solve behind it."""
+        """Return the rule with the inverse Jacobian of a forward solve."""
         return cls(**vars(rule), H=H)
 
+    def without_memory(self) -> Broyden:
+        """Return the rule alone, for systems that are not those of the forward solve."""
+        return Broyden(**{f.name: getattr(self, f.name) for f in fields(Broyden)})
+
     def start(self, g: Tensor) -> Tensor:
-        """The first guess of the adjoint state."""
+        """Return the first guess of the adjoint state."""
         return -self.H.rmatvec(g.to(self.H.U.dtype)).to(g.dtype)
 
     def init(self, it: Iterate) -> Secant:

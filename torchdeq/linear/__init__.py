@@ -1,6 +1,5 @@
 """Matrix-free linear solvers for adjoint and Newton systems."""
 
-import torchdeq.solver  # noqa: F401  (first: its Newton method uses the solvers of this package)
 from torchdeq.linear.base import (
     LINEAR,
     LinearSolution,

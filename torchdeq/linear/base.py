@@ -14,9 +14,8 @@ from torch import Tensor
 from torchdeq.autocast import AutocastState
 from torchdeq.numbers import row_norm
 from torchdeq.registry import Registry, check_class
-from torchdeq.solver.base import SOLVERS
-from torchdeq.solver.stats import SolverStat, Trace
-from torchdeq.solver.stopping import StopRule
+from torchdeq.stats import SolverStat, Trace
+from torchdeq.stopping import StopRule, precision_floor
 
 Matvec = Callable[[Tensor], Tensor]  # (B, D) -> (B, D), linear, row by row
 
@@ -46,6 +45,7 @@ class System:
         x0: Tensor | None = None,
         eps: float | None = None,
         first: Tensor | None = None,
+        scale: Tensor | None = None,
     ) -> None:
         if b.dim() != 2 or not b.is_floating_point():
             raise ValueError(
@@ -70,7 +70,10 @@ class System:
         self._first = None if first is None else self._kept(first)
         self._reach = torch.zeros_like(size) if self.x0 is None else row_norm(self.x0)
         self.stop, self.products = stop, 0
-        self.root = stop.length(b.shape[1])  # tolerances and reports are residuals over this
+        #: Residuals are divided by this before they are compared and reported.
+        self.root = torch.full_like(size, stop.length(b.shape[1]))
+        if scale is not None:
+            self.root = self.root * scale
         self.goal = self._goals() if goal is None else goal.to(size.dtype)
         # Without a tolerance nothing is read back.
         self.checks = bool(stop.goal) or goal is not None
@@ -90,10 +93,7 @@ class System:
         stop = self.stop
         if stop.rtol is not None and stop.atol is not None:
             return torch.add(stop.rtol * self.size, stop.atol * self.root)
-        tol = stop.goal
-        return (
-            tol * self.size if stop.mode == "rel" else torch.full_like(self.size, tol * self.root)
-        )
+        return stop.goal * (self.size if stop.mode == "rel" else self.root)
 
     @property
     def left(self) -> int:
@@ -217,11 +217,6 @@ class System:
         return LinearSolution(x.to(self._given), stats)
 
 
-def precision_floor(eps: float) -> float:
-    """Return the relative residual that products of this precision cannot get far below."""
-    return eps if eps > 1e-4 else 4 * eps  # half types get below their eps, others near it
-
-
 class LinearSolver(ABC):
     """A method for `A x = b`. Subclasses are frozen dataclasses whose fields are the options."""
 
@@ -241,6 +236,7 @@ class LinearSolver(ABC):
         *,
         eps: float | None = None,
         first: Tensor | None = None,
+        scale: Tensor | None = None,
     ) -> LinearSolution:
         """Solve every system of the batch.
 
@@ -258,8 +254,9 @@ class LinearSolver(ABC):
             eps: the precision of the products if that is coarser than the dtype of `b` says. At its
                 floor a system is STALLED.
             first: the product `A b` if it is known already; it is not counted again.
+            scale: (B,) the solve divides residuals by it before it compares and reports them.
         """
-        system = System(matvec, b, stop, goal, x0=x0, eps=eps, first=first)
+        system = System(matvec, b, stop, goal, x0=x0, eps=eps, first=first, scale=scale)
         if not stop.max_iter:
             return system.solution(torch.zeros_like(system.b) if system.x0 is None else system.x0)
         with AutocastState(b.device).suspended():
@@ -277,15 +274,10 @@ def register_linear_solver(name: str, solver: type[LinearSolver]) -> None:
     """Make a linear solver known by name, e.g. for the option `b_solver`.
 
     Args:
-        name: its name; a fixed-point solver must not have it.
+        name: its name, which no fixed-point solver may have.
         solver: a frozen dataclass derived from `LinearSolver` with
             `run(system, x0)`, which returns the solutions, (B, D).
     """
     runs = getattr(solver, "run", None) is not LinearSolver.run
     check_class(solver, LinearSolver, "a linear solver", "run", runs)
-    if name in SOLVERS:
-        raise ValueError(
-            f"{name!r} is a fixed-point solver, and a backward solve can use both kinds: choose "
-            "another name"
-        )
     LINEAR.register(name, solver)

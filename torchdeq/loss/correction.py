@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from torchdeq.loss.jacobian import jac_reg
-from torchdeq.packing import State
+from torchdeq.pytree import State
 from torchdeq.registry import Registry, suggest
 
 Weight = Callable[..., Any]  # (n, k, **options) -> the weight of state k = 0, ..., n - 1

@@ -11,7 +11,9 @@ from torch.nn.functional import normalize
 from torch.utils._pytree import tree_leaves
 
 from torchdeq.autocast import AutocastState
-from torchdeq.packing import Packing, State
+from torchdeq.packed import PackedFn
+from torchdeq.packing import Packing
+from torchdeq.pytree import State
 
 _FOUND = 1e-6  # residual of an eigenpair, relative to its eigenvalue, that needs no improvement
 
@@ -133,7 +135,7 @@ class _Linearisation:
             raise ValueError(
                 "z0 does not require grad: make it z0.detach().requires_grad_() before f(z0)"
             )
-        images = self.packing.wrap(lambda *_: f0).on_tensors(self.inputs)
+        images = PackedFn(self.packing, lambda *_: f0).on_tensors(self.inputs)
         self._traced = [i for i, image in enumerate(images) if image.requires_grad]
         self._images = [images[i] for i in self._traced]
         if not self._images:

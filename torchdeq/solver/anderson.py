@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torchdeq.solver.base import SOLVERS, FixedPointFn, Iterate, Solver
 from torchdeq.solver.fp_iter import check_damping
-from torchdeq.solver.functions import get_solver
 from torchdeq.solver.history import ImageWindow, SecantWindow
 
 Window = ImageWindow | SecantWindow
@@ -67,4 +67,7 @@ class Anderson(Solver[Window]):
         return state.evaluate(f, state.mix(self.tau)), state
 
 
-anderson_solver = get_solver("anderson")
+if TYPE_CHECKING:  # published names, which torchdeq.compat.paths sets
+    from torchdeq.compat.functions import SolverFunction
+
+    anderson_solver: SolverFunction

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from torchdeq.solver.base import SOLVERS, FixedPointFn, Loop, Outcome, Problem, Solver
-from torchdeq.solver.stats import Trace
-from torchdeq.solver.stopping import StopRule
+from torchdeq.stats import Trace
+from torchdeq.stopping import StopRule
 
 #: A chain takes any f, so its Newton must not depend on forward-mode differentiation.
 _OPTIONS: dict[str, dict[str, Any]] = {"newton_krylov": {"jacobian": "difference"}}

@@ -5,14 +5,15 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from torch import Tensor
 
-from torchdeq.packing import PackedFn
-from torchdeq.registry import Registry
-from torchdeq.solver.stats import SolverStat, Trace
-from torchdeq.solver.stopping import StopRule
+from torchdeq.linear import LINEAR
+from torchdeq.packed import PackedFn
+from torchdeq.registry import Registry, build
+from torchdeq.stats import SolverStat, Trace
+from torchdeq.stopping import StopRule
 
 
 class Iterate(NamedTuple):
@@ -119,6 +120,11 @@ class Solver(ABC, Generic[S]):
     #: Other names of options, from published interfaces.
     aliases: ClassVar[Mapping[str, str]] = {}
 
+    @classmethod
+    def from_options(cls, name: str, options: Mapping[str, Any]) -> Self:
+        """Return the rule with these options; raise `TypeError` for an unknown one."""
+        return build(cls, f"solver {name!r}", options, cls.aliases)
+
     def at(self, f: FixedPointFn, z: Tensor) -> Iterate:
         """Evaluate ``f`` at ``z``: the first iterate of a solve."""
         fz = f(z)
@@ -137,4 +143,10 @@ class Solver(ABC, Generic[S]):
         return loop(self, problem)
 
 
-SOLVERS: Registry[type[Solver[Any]]] = Registry("solver")
+#: A backward solve can use both kinds of solver, so no name may stand for two of them.
+SOLVERS: Registry[type[Solver[Any]]] = Registry("solver", apart_from=LINEAR)
+
+
+def make_solver(name: str, options: Mapping[str, Any]) -> Solver[Any]:
+    """Return a registered solver with these options; raise for an unknown name or option."""
+    return SOLVERS[name].from_options(name, options)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
 from torchdeq.numbers import unit_scale
 from torchdeq.solver.base import SOLVERS, FixedPointFn, Iterate, Solver
-from torchdeq.solver.functions import get_solver
 from torchdeq.solver.line_search import backtrack
 from torchdeq.solver.low_rank import LowRank
 
@@ -115,4 +114,7 @@ def _wide(t: Tensor) -> Tensor:
     return t.float() if t.dtype.itemsize < 4 else t
 
 
-broyden_solver = get_solver("broyden")
+if TYPE_CHECKING:  # published names, which torchdeq.compat.paths sets
+    from torchdeq.compat.functions import SolverFunction
+
+    broyden_solver: SolverFunction

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from torchdeq.numbers import row_norm
 from torchdeq.solver.base import SOLVERS, FixedPointFn, Iterate, Loop, Outcome, Problem, Solver
-from torchdeq.solver.functions import get_solver
-from torchdeq.solver.stats import Trace
+from torchdeq.stats import Trace
 
 
 @SOLVERS.register("fixed_point_iter")
@@ -92,5 +91,8 @@ def check_damping(tau: float) -> None:
         raise ValueError(f"tau must lie in (0, 1], got {tau}")
 
 
-fixed_point_iter = get_solver("fixed_point_iter")
-simple_fixed_point_iter = get_solver("simple_fixed_point_iter")
+if TYPE_CHECKING:  # published names, which torchdeq.compat.paths sets
+    from torchdeq.compat.functions import SolverFunction
+
+    fixed_point_iter: SolverFunction
+    simple_fixed_point_iter: SolverFunction

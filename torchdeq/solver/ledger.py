@@ -11,7 +11,8 @@ from torchdeq import numbers
 from torchdeq.numbers import in_range, row_norm
 from torchdeq.solver.base import Iterate, Problem
 from torchdeq.solver.sharing import HostSharing, Sharing
-from torchdeq.solver.stats import Trace
+from torchdeq.stats import Trace
+from torchdeq.stopping import precision_floor
 
 _DEFER = 32  # iterates judged at once when nothing has to be decided in between
 _TINY = 1 << 13  # numbers in a state; above, keeping many alive costs more (cache) than it saves
@@ -242,8 +243,7 @@ class Ledger:
         # Lower than ever, too: an orbit may fall within each window, and jump between them.
         steady = (score.diff(dim=0) < 0).all(0) & (low < self._low)
         self._low_rel = torch.fmin(self._low_rel, rel.amin(0))
-        eps = self._f.f.eps
-        floor = eps if eps > 1e-4 else 4 * eps  # half types get below their eps, others near it
+        floor = precision_floor(self._f.f.eps)
         stalled = (self._bar > -inf) & (self._low_rel <= floor) & ~(low < 0.9 * self._low) & ~steady
         self._low = torch.fmin(self._low, low)
         self._bar = torch.where(stalled, self._done, self._bar)

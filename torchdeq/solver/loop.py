@@ -2,75 +2,33 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchdeq.callers import stack_level
-from torchdeq.packing import Packing, State, check_batched
-from torchdeq.registry import suggest
+from torchdeq.coupling import Coupling, check_coupling
+from torchdeq.failures import check_policy, report_failures
+from torchdeq.packed import PackedFn
+from torchdeq.packing import Packing
+from torchdeq.pytree import S, check_batched
+from torchdeq.solution import FixedPoint
 from torchdeq.solver.base import FixedPointFn, Iterate, Outcome, Problem, Solver
 from torchdeq.solver.ledger import Ledger
-from torchdeq.solver.stats import SolverStat
-from torchdeq.solver.stopping import Status, StopRule
+from torchdeq.stats import SolverStat
+from torchdeq.stopping import StopRule
 from torchdeq.tracing import untraced
 
-_COMPACT_AT = (
-    0.8  # drop finished samples once this share of the batch is left; 0.5 to 0.99 are alike
-)
-POLICIES = ("ignore", "auto", "warn", "raise")
-BACKWARD = "the backward solve"  # how reports call it
-
-#: Whether samples depend on each other: True, False, None (found out in the backward pass), or
-#: "adjoint" for maps that are solved sample by sample and differentiated as one system.
-Coupling = bool | Literal["adjoint"] | None
-
-
-def check_coupling(coupled: object, compact: bool) -> None:
-    """Raise for a value that says nothing about coupling, and for what coupled samples forbid."""
-    if not (coupled is None or isinstance(coupled, bool) or coupled == "adjoint"):
-        raise ValueError(f'coupled must be None, True, False or "adjoint", got {coupled!r}')
-    if compact and coupled in (True, "adjoint"):
-        raise ValueError(
-            f"compact=True lets finished samples leave the batch, and coupled={coupled!r} says "
-            "that the others depend on them: drop one of them"
-        )
-
-
-class ConvergenceWarning(UserWarning):
-    """Some samples of a fixed-point solve did not converge."""
-
-
-class ConvergenceError(RuntimeError):
-    """Some samples did not converge, and ``on_failure="raise"`` was asked for."""
-
-
-@dataclass(frozen=True)
-class Solution:
-    """A solved fixed point.
-
-    Args:
-        z: the state, in the structure of the start.
-        states: the recorded states, as many as were asked for.
-        stats: residuals, steps and status of every sample.
-        memory: what the rule remembered at the end, if that was asked for.
-    """
-
-    z: State
-    states: list[State]
-    stats: SolverStat
-    memory: Any = None
+#: Drop finished samples once this fraction of the batch is left; 0.5 to 0.99 cost about the same.
+_COMPACT_AT = 0.8
 
 
 @untraced
 @torch.no_grad()
 def solve(
-    f: Callable[..., State],
-    z0: State,
+    f: Callable[..., Any],
+    z0: S,
     solver: Solver[Any],
     stop: StopRule | None = None,
     record: Sequence[int] = (),
@@ -78,69 +36,101 @@ def solve(
     args: tuple[Any, ...] = (),
     compact: bool = False,
     on_failure: str = "warn",
-    scale: Tensor | None = None,
-    keep_memory: bool = False,
     coupled: Coupling = None,
     eps: float | None = None,
     shared: bool = False,
-) -> Solution:
-    """Find a fixed point ``z = f(z)`` for every sample of a batch, without building a graph.
+) -> FixedPoint[S]:
+    """Find a fixed point `z = f(z)` for every sample of a batch, without building a graph.
 
     Args:
-        f: called as ``f(z, *args)``, or ``f(*z, *args)`` for a tuple or list state.
+        f: called as `f(z, *args)`, or `f(*z, *args)` for a tuple or list state.
         z0: the start: a tensor, or a tuple, list or dict of tensors, all leading with the batch.
         solver: the update rule and its options.
         stop: budget and tolerance.
         record: evaluations after which the best state so far is returned as well.
-        args: further arguments of ``f``; needed per sample for ``compact``.
-        compact: finished samples leave the batch; every tensor in ``args`` must lead with it.
+        args: further arguments of `f`; needed per sample for `compact`.
+        compact: finished samples leave the batch; every tensor in `args` must lead with it.
         on_failure: what to do about samples that did not converge: ignore, warn or raise; auto
             warns, but not about a budget that is spent.
-        scale: (B,) residuals are divided by it before they are compared and reported.
-        keep_memory: return the rule's memory too, e.g. Broyden's inverse Jacobian.
         coupled: True if samples depend on each other (nodes of a graph, steps of a chain, batch
             statistics): the batch is solved as one system with one status.
-        eps: the precision of ``f`` if that is coarser than its dtype and autocast say; a residual
+        eps: the precision of `f` if that is coarser than its dtype and autocast say; a residual
             that cannot fall below it has stalled.
         shared: samples are stepped one by one, but keep the same iterate and stop together: right
             for samples that depend on each other, too.
     """
     check_coupling(coupled, compact)
-    if shared and compact:
-        raise ValueError("shared=True keeps the whole batch to the end: drop compact=True")
+    packing = Packing(z0)
+    packed = PackedFn(packing, f, args, coupled)
+    packed.eps = max(packed.eps, eps or 0.0)
+    stop = StopRule() if stop is None else stop
+    outcome, stats = solve_packed(
+        packed, packing.pack(z0), solver, stop, record,
+        compact=compact, on_failure=on_failure, shared=shared,
+    )  # fmt: skip
+    z, *states = (packing.unpack(t) for t in (outcome.z, *outcome.states))
+    return FixedPoint(z, states, stats)
+
+
+@torch.no_grad()
+def solve_packed(
+    f: PackedFn,
+    z0: Tensor,
+    solver: Solver[Any],
+    stop: StopRule,
+    record: Sequence[int] = (),
+    *,
+    compact: bool = False,
+    on_failure: str = "warn",
+    scale: Tensor | None = None,
+    shared: bool = False,
+    keep_memory: bool = False,
+) -> tuple[Outcome, SolverStat]:
+    """Solve on the packed matrix: the inner solve of `solve`, `fixed_point` and the adjoint.
+
+    Args:
+        f: the packed map, which also says whether samples are one coupled system.
+        z0: (B, D) the start.
+        solver: the update rule.
+        stop: budget and tolerance.
+        record: evaluations after which the best state so far is returned as well.
+        compact: finished samples leave the batch.
+        on_failure: what to do about samples that did not converge.
+        scale: (B,) the solve divides residuals by it before it compares and reports them.
+        shared: all samples keep the same iterate.
+        keep_memory: return the memory of the rule too, e.g. Broyden's inverse Jacobian.
+
+    Returns:
+        The states, (B, D) each, and the statistics.
+    """
     if not isinstance(solver, Solver):
         raise TypeError(
             f"solver must be a Solver such as Anderson(), got {solver!r}; "
             "make_solver(name, options) makes one from a name"
         )
-    stop = StopRule() if stop is None else stop
-    if on_failure not in POLICIES:
-        raise ValueError(f"unknown failure policy {on_failure!r}{suggest(on_failure, POLICIES)}")
+    check_policy(on_failure)
     if any(k != int(k) or k < 0 for k in record):
         raise ValueError(f"record takes whole numbers of evaluations >= 0, got {list(record)}")
-    packing = Packing(z0, joint=coupled is True)
+    if shared and compact:
+        raise ValueError("shared=True keeps the whole batch to the end: drop compact=True")
     if compact:
-        check_batched(args, packing.batch)
-    f_packed = packing.wrap(f, args)
-    f_packed.eps = max(f_packed.eps, eps or 0.0)
+        check_batched(f.args, f.packing.batch)
+    shape, z0 = z0.shape, z0.detach()
+    if f.coupled is True:
+        f, z0 = f.as_one_system(), z0.reshape(1, -1)
     problem = Problem(
-        FixedPointFn(f_packed, stop.max_iter),
-        packing.pack(z0).detach(),
-        stop,
-        tuple(record),
-        compact,
-        scale=scale,
-        shared=shared,
+        FixedPointFn(f, stop.max_iter), z0, stop, tuple(record), compact, scale=scale, shared=shared
     )
-    with f_packed.autocast.suspended():
+    with f.autocast.suspended():
         outcome = solver.run(problem, iterate)
-    trace = outcome.trace.of_each(packing.batch) if packing.joint else outcome.trace
-    stats = outcome.stats or SolverStat.from_trace(trace, stop, outcome.nfe, f_packed.eps)
-    told = on_failure != "ignore" and solver.watches and stop.goal and stop.max_iter
-    if told and not trace.all_met(stop):
+    outcome.z, *outcome.states = (t.detach().reshape(shape) for t in (outcome.z, *outcome.states))
+    outcome.memory = outcome.memory if keep_memory else None
+    trace = outcome.trace.of_each(len(outcome.z)) if f.packing.joint else outcome.trace
+    stats = outcome.stats or SolverStat.from_trace(trace, stop, outcome.nfe, f.eps)
+    reports = on_failure != "ignore" and solver.watches and stop.goal and stop.max_iter
+    if reports and not trace.all_met(stop):
         report_failures(stats, on_failure, "the fixed-point solve")
-    z, *states = (packing.unpack(t.detach()) for t in (outcome.z, *outcome.states))
-    return Solution(z, states, stats, outcome.memory if keep_memory else None)
+    return outcome, stats
 
 
 def iterate(solver: Solver[Any], problem: Problem) -> Outcome:
@@ -170,7 +160,7 @@ def iterate(solver: Solver[Any], problem: Problem) -> Outcome:
 
 
 def _take(solver: Solver[Any], state: Any, rows: Tensor) -> Any:
-    """The rule's memory of some of the samples."""
+    """Return the memory of the rule for some of the samples."""
     if state is None:
         return None
     if not hasattr(state, "take"):
@@ -182,7 +172,7 @@ def _take(solver: Solver[Any], state: Any, rows: Tensor) -> Any:
 
 
 class _Recorder:
-    """Hands iterates to the ledger and takes a picture of the best state where one is wanted."""
+    """Passes iterates on to the ledger and copies the best state after the recorded evaluations."""
 
     def __init__(self, ledger: Ledger, wanted: tuple[int, ...]) -> None:
         self.ledger, self.wanted = ledger, wanted
@@ -199,45 +189,5 @@ class _Recorder:
             self._taken[self._next.pop()] = self.ledger.snapshot()
 
     def states(self, final: Tensor) -> list[Tensor]:
-        """As many as were asked for; those after the end are the final state."""
+        """Return as many states as were asked for; those after the end are the final state."""
         return [self._taken.get(k, final) for k in self.wanted]
-
-
-def report_failures(stats: SolverStat, policy: str, what: str) -> None:
-    """Warn or raise if a sample failed.
-
-    The text of a warning carries no numbers, so that Python shows it once per call site; an error
-    carries them.
-
-    Args:
-        stats: of the solve.
-        policy: warn, raise, or auto. The latter warns, but takes it for normal that a forward solve
-            spends its budget, and that its residual grew after a good state, which is returned.
-        what: how the text calls the solve; `BACKWARD` is the one that is not a forward solve.
-    """
-    codes = [Status(code) for code in stats.status.tolist()]
-    failed = sorted({code for code in codes if code.failed})
-    if policy == "auto" and what != BACKWARD:
-        failed = [code for code in failed if code > Status.DIVERGED]
-        if Status.DIVERGED in codes and bool(_useless(stats).any()):
-            failed.insert(0, Status.DIVERGED)
-    if not failed or bool((stats["abs_lowest"] < 0).any()):  # -1: a solver that does not tell
-        return
-    told = "; ".join(f"{code.name}: {code.sentence}" for code in failed)
-    hint = "allow more evaluations, loosen the tolerance, damp f or choose another solver"
-    if policy == "raise":
-        raise ConvergenceError(
-            f"{what} failed for some samples: {stats.summary()} ({told}); {hint}"
-        )
-    warnings.warn(
-        f"{what} did not converge for some samples ({told}); {hint}; the statistics say which, "
-        'on_failure="ignore" silences this',
-        ConvergenceWarning,
-        stacklevel=stack_level(),
-    )
-
-
-def _useless(stats: SolverStat) -> Tensor:
-    """(B,) whether a sample diverged without ever having halved its first residual."""
-    diverged = stats.status == int(Status.DIVERGED)
-    return diverged & ~(stats["abs_lowest"] < 0.5 * stats["abs_trace"][:, 0])

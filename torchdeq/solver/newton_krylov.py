@@ -10,10 +10,10 @@ from torch import Tensor
 
 from torchdeq.linear.gmres import GMRES
 from torchdeq.numbers import row_norm
-from torchdeq.packing import PackedFn
+from torchdeq.packed import PackedFn
 from torchdeq.solver.base import SOLVERS, FixedPointFn, Iterate, Solver
 from torchdeq.solver.line_search import backtrack
-from torchdeq.solver.stopping import StopRule
+from torchdeq.stopping import StopRule
 
 
 @dataclass

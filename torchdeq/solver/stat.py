@@ -1,5 +1,5 @@
 """Published import path of the statistics."""
 
-from torchdeq.solver.stats import SolverStat
+from torchdeq.stats import SolverStat
 
 __all__ = ["SolverStat"]

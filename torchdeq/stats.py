@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchdeq.numbers import row_norm
-from torchdeq.solver.stopping import Status, StopRule, relative
+from torchdeq.stopping import Status, StopRule, relative
 
 _GROWTH = 10.0  # a residual that ends this many times above its first value has diverged
 

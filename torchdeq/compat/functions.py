@@ -1,44 +1,48 @@
-"""Solvers as functions: the interface of torchdeq 0.1.0, both ways."""
+"""Solvers as functions: `get_solver` and `register_solver` as torchdeq 0.1.0 had them.
+
+There a solver is a function `(func, x0, max_iter, tol, stop_mode, indexing, **options)` that
+returns `(z, states, info)`. A solver of ours is given out as such a function, and such a function
+of a program becomes a solver of ours.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from torchdeq.compat.ignored import without_ignored
-from torchdeq.packing import State
-from torchdeq.registry import build, check_class
-from torchdeq.solver.base import SOLVERS, FixedPointFn, Loop, Outcome, Problem, Solver
-from torchdeq.solver.loop import solve
-from torchdeq.solver.stats import SolverStat, Trace
-from torchdeq.solver.stopping import Status, StopRule
+from torchdeq.pytree import State
+from torchdeq.registry import check_class
+from torchdeq.solver import SOLVERS, Loop, Outcome, Problem, Solver, make_solver, solve
+from torchdeq.solver.base import FixedPointFn
+from torchdeq.stats import SolverStat, Trace
+from torchdeq.stopping import Status, StopRule
 
-#: ``(func, x0, max_iter, tol, stop_mode, indexing, **options) -> (z, states, info)``
+#: `(func, x0, max_iter, tol, stop_mode, indexing, **options) -> (z, states, info)`
 SolverFunction = Callable[..., tuple[Any, list[Any], Mapping[str, Tensor]]]
 
 
 def get_solver(key: str) -> SolverFunction:
-    """The solver registered under ``key`` as a function.
+    """Return the solver registered under `key` as a function.
 
-    A function that a client registered is returned as it is; one of ours is called as
-    ``(func, x0, max_iter=50, tol=1e-3, stop_mode="abs", indexing=None, **options)`` and returns the
-    fixed point, the states at the evaluations in ``indexing``, and the statistics.
+    A function that a program registered is returned as it is. One of ours is called as
+    `(func, x0, max_iter=50, tol=1e-3, stop_mode="abs", indexing=None, **options)` and returns the
+    fixed point, the states at the evaluations in `indexing`, and the statistics.
     """
     kind = SOLVERS[key]
     return kind.function if issubclass(kind, FunctionSolver) else _as_function(key)
 
 
 def register_solver(solver_type: str, solver: type[Solver[Any]] | SolverFunction) -> None:
-    """Make a solver known by name: a :class:`Solver` class, or a function in the interface of
-    0.1.0.
+    """Register a solver under a name: a `Solver` class, or a function in the interface of 0.1.0.
 
-    The function is called as ``solver(func, x0=, max_iter=, tol=, stop_mode=)``, with ``indexing=``
-    too where states are to be recorded, and returns ``(z, states, info)``. A single tensor comes in
-    its own shape, a state of several tensors packed as one (B, D) matrix.
+    The library calls a function as `solver(func, x0=, max_iter=, tol=, stop_mode=)`, with
+    `indexing=` too where states are to be recorded, and expects `(z, states, info)`. A single
+    tensor comes in its own shape, a state of several tensors packed as one (B, D) matrix.
     """
     if callable(solver) and not isinstance(solver, type):
         SOLVERS.register(solver_type, _as_class(str(solver_type), solver))
@@ -50,32 +54,29 @@ def register_solver(solver_type: str, solver: type[Solver[Any]] | SolverFunction
     SOLVERS.register(solver_type, solver)
 
 
-def make_solver(key: str, options: Mapping[str, Any]) -> Solver[Any]:
-    """An instance of a registered solver; an unknown option is an error with a suggestion."""
-    kind = SOLVERS[key]
-    if issubclass(kind, FunctionSolver):
-        return kind(**options)  # its own function judges its options
-    return build(kind, f"solver {key!r}", options, kind.aliases)
-
-
 def published_options(key: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that a program for 0.1.0 passes to a solver, as far as it has them.
+    """Return the options that a solver has, of those that a program for 0.1.0 passes to it.
 
-    An option of another solver of 0.1.0 is ignored with a note.
+    An option of another solver of 0.1.0 is left out with a note.
     """
     kind = SOLVERS[key]
     if issubclass(kind, FunctionSolver):
         return dict(options)
-    known = getattr(kind, "__dataclass_fields__", {})
-    return without_ignored(options, [*known, *kind.aliases], key)
+    fields = getattr(kind, "__dataclass_fields__", {})
+    return without_ignored(options, [*fields, *kind.aliases], key)
 
 
 def function_solver(function: SolverFunction, options: Mapping[str, Any]) -> Solver[Any]:
-    """A solver from a function in the interface of 0.1.0: a client's, or one of ours."""
+    """Return a solver from a function in the interface of 0.1.0: a program's, or one of ours."""
     key = next((key for key in SOLVERS if get_solver(key) is function), None)
     if key is not None:
         return make_solver(key, published_options(key, options))
     return _as_class(getattr(function, "__name__", "function"), function)(**options)
+
+
+def solver_stat_from_final_step(z: Any, fz: Any, nstep: int = 0) -> SolverStat:
+    """Return statistics of the last pair `z, f(z)` alone, for solvers of a program."""
+    return SolverStat.from_final_step(z, fz, nstep=nstep)
 
 
 def _as_class(name: str, function: SolverFunction) -> type[FunctionSolver]:
@@ -110,8 +111,8 @@ class _NamedSolver:
     ) -> tuple[State, list[State], SolverStat]:
         stop = StopRule(max_iter, tol, stop_mode, return_final=return_final)
         rule = make_solver(self.key, published_options(self.key, options))
-        found = solve(func, x0, rule, stop, indexing or (), on_failure=on_failure)
-        return found.z, found.states, found.stats
+        solution = solve(func, x0, rule, stop, indexing or (), on_failure=on_failure)
+        return solution.z, solution.states, solution.stats
 
     def __reduce__(self) -> tuple[Callable[[str], SolverFunction], tuple[str]]:
         return get_solver, (self.key,)
@@ -121,13 +122,17 @@ class _NamedSolver:
 
 
 class FunctionSolver(Solver[None]):
-    """A solver registered as a function in the interface of 0.1.0."""
+    """A solver that a program registered as a function in the interface of 0.1.0."""
 
     function: ClassVar[SolverFunction]
     chains: ClassVar[bool] = False
 
     def __init__(self, **options: Any) -> None:
         self.options = options
+
+    @classmethod
+    def from_options(cls, name: str, options: Mapping[str, Any]) -> Self:
+        return cls(**options)  # the function itself checks them
 
     def run(self, problem: Problem, loop: Loop) -> Outcome:
         f, stop, packing = problem.f, problem.stop, problem.f.f.packing
@@ -151,7 +156,7 @@ class FunctionSolver(Solver[None]):
 
 
 class _Counted:
-    """What a registered function calls: counts, but leaves the budget to the function."""
+    """The map that a registered function calls: counts calls, and leaves the budget to it."""
 
     def __init__(self, f: FixedPointFn, single: bool) -> None:
         self.f, self.single, self.nfe = f, single, 0
@@ -163,7 +168,10 @@ class _Counted:
 
 
 def _with_status(stats: SolverStat, stop: StopRule, batch: int) -> SolverStat:
-    """Judge by the residuals the function reports, if it reports them for every sample."""
+    """Return the statistics with a status by the residuals that the function reports.
+
+    A function that does not report one residual per sample gets the status MAX_ITER.
+    """
     lowest = stats["rel_lowest" if stop.mode == "rel" else "abs_lowest"]
     if lowest.shape == (batch,):
         met = (lowest >= 0) & (lowest <= stop.goal)
@@ -172,8 +180,3 @@ def _with_status(stats: SolverStat, stop: StopRule, batch: int) -> SolverStat:
         return SolverStat(dict(stats), nfe=stats.nfe, status=status.to(torch.int8))
     unknown = torch.full((batch,), int(Status.MAX_ITER), dtype=torch.int8)
     return SolverStat(dict(stats), nfe=stats.nfe, status=unknown)
-
-
-def solver_stat_from_final_step(z: Any, fz: Any, nstep: int = 0) -> SolverStat:
-    """Statistics of the last pair ``z, f(z)`` alone; for clients' own solvers."""
-    return SolverStat.from_final_step(z, fz, nstep=nstep)

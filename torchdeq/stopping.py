@@ -135,3 +135,8 @@ def relative(size: Tensor, norm: Tensor) -> Tensor:
 def _quotient(size: Tensor, allowed: Tensor) -> Tensor:
     """An overflowing norm must not make a growing residual look like none."""
     return torch.where(allowed == inf, inf, size / allowed)
+
+
+def precision_floor(eps: float) -> float:
+    """Return the relative residual below which a map of this precision cannot get far."""
+    return eps if eps > 1e-4 else 4 * eps  # half types get below their eps, others near it

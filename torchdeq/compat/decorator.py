@@ -1,4 +1,4 @@
-"""What cores written for torchdeq 0.1.0 use beside the public interface."""
+"""`deq_decorator` of torchdeq 0.1.0: a map and its start for a solver function."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchdeq.packing import Packing, State
+from torchdeq.packed import PackedFn
+from torchdeq.packing import Packing
+from torchdeq.pytree import State
 
 
 class DEQFunction:
-    """``func`` on one tensor: a tensor state as it is, a tuple or list of tensors packed (B, D).
+    """A map of one tensor: of a tensor state itself, of a tuple or list state packed as (B, D).
 
-    Called as ``f(z, tau=1.0)`` it returns ``(1 - tau) z + tau func(z)``.
+    Called as `f(z, tau=1.0)` it returns `(1 - tau) z + tau func(z)`.
     """
 
     def __init__(self, func: Callable[..., State], z_init: State) -> None:
         self.packing = Packing(z_init)
-        self.func = self.packing.wrap(func)
+        self.func = PackedFn(self.packing, func)
         self._single = isinstance(z_init, Tensor)
 
     def list2vec(self, z: State) -> Tensor:
-        """A state as the tensor that solvers see."""
+        """Return a state as the tensor that solvers see."""
         return z if self._single else self.packing.pack(z)
 
     def vec2list(self, z: Tensor) -> Any:
-        """That tensor as a tensor, or a list of tensors."""
+        """Return the tensor that solvers see as a tensor, or as a list of tensors."""
         return z if self._single else self.packing.split(z)
 
     def detach(self, z: Tensor) -> Tensor:
@@ -41,6 +43,6 @@ class DEQFunction:
 def deq_decorator(
     func: Callable[..., State], z_init: State, no_stat: bool = True
 ) -> tuple[DEQFunction, Tensor]:
-    """``func`` and its start for a solver function; ``no_stat`` no longer makes a difference."""
+    """Return `func` and its start for a solver function; `no_stat` has no effect any more."""
     wrapped = DEQFunction(func, z_init)
     return wrapped, wrapped.list2vec(z_init)
