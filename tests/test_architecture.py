@@ -1,98 +1,187 @@
-"""Imports flow one way, and the library needs neither the zoo nor anything but torch."""
+"""Imports flow one way, in both packages, and the library needs nothing but torch."""
 
 from __future__ import annotations
 
 import ast
+import importlib
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 import torchdeq
 
-ROOT = Path(torchdeq.__file__).parent
+ROOT = Path(torchdeq.__file__).parents[1]
 
-#: What the files of each part may import from the library.
-ALLOWED = {
-    "registry": set(),
-    "notes": set(),
-    "compat": {"notes", "registry", "compat"},
-    "autocast": set(),
-    "callers": set(),
-    "modules": {"reach"},
-    "numbers": {"_torch"},
-    "reach": set(),
-    "randomness": set(),
-    "tracing": set(),
-    "dropout": set(),
-    "initial": set(),
-    "aliasing": set(),
-    "packing": {"aliasing", "autocast"},
-    "memory": {"modules"},
-    "solver": {
-        *("registry", "callers", "numbers", "packing", "solver", "linear", "tracing", "compat"),
-    },
-    "linear": {"autocast", "numbers", "registry", "solver", "linear"},
-    "grad": {
-        *("registry", "callers", "packing", "modules", "notes", "numbers", "randomness"),
-        *("tracing", "solver", "linear", "grad", "config", "compat"),
-    },
-    "functional": {
-        *("_torch", "registry", "modules", "packing", "randomness", "tracing", "solver", "grad"),
-    },
-    "loss": {"autocast", "packing", "registry", "loss"},
-    "config": {"callers", "registry", "solver"},
-    "flags": {"config"},
-    "norm": {"_torch", "autocast", "callers", "registry", "tracing", "config", "norm"},
-    "legacy": {"packing"},
-    "core": {"deq"},
-}
+#: The parts of the library, from the ground up: a part imports only itself and parts of rows above.
+LAYERS = [
+    "_torch autocast callers coupling initial notes pytree randomness reach registry compat.names",
+    "aliasing dropout modules numbers option packing stopping tracing compat.ignored",
+    "memory packed trace",
+    "stats",
+    "failures solution",
+    "config",
+    "flags linear loss norm",
+    "solver",
+    "grad",
+    "functional compat.functions",
+    "compat.backward compat.decorator forward_pass live_options",
+    "deq compat.paths compat",
+    "core utils",
+]
+LEVEL = {part: level for level, row in enumerate(LAYERS) for part in row.split()}
+
+#: Families of models, which never import each other; `images` serves several of them.
+FAMILIES = ("diffusion", "flow", "ignn", "inr", "lm", "mdeq")
+
+Graph = dict[str, set[str]]
 
 
-def imports(path: Path) -> set[str]:
-    """The parts of the library a file imports."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-        elif isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-    return names
-
-
-@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.name))
-def test_imports_follow_the_arrows(path: Path) -> None:
-    names = imports(path)
-    assert not any(name.split(".")[0] == "deq_zoo" for name in names)
-    part = path.relative_to(ROOT).parts[0].removesuffix(".py")
-    ours = {name.split(".")[1] for name in names if name.startswith("torchdeq.")}
-    if part in ALLOWED:
-        assert ours <= ALLOWED[part] | {"_torch"}
-
-
-def test_only_newton_uses_the_linear_solvers_inside_the_solve() -> None:
-    users = {
-        path.name
-        for path in (ROOT / "solver").glob("*.py")
-        if any(name.startswith("torchdeq.linear") for name in imports(path))
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Return the modules of both packages, parsed, by their names."""
+    files = (path for package in ("torchdeq", "deq_zoo") for path in (ROOT / package).rglob("*.py"))
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): ast.parse(
+            path.read_text()
+        )
+        for path in files
     }
-    assert users == {"newton_krylov.py"}
 
 
-@pytest.mark.parametrize("first", ["linear", "linear.gmres", "solver", "grad", "packing"])
+def imported_names(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield the module and the name of every import that runs, be it inside a function."""
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        return
+    if isinstance(node, ast.ImportFrom) and node.module:
+        yield from ((node.module, alias.name) for alias in node.names)
+    elif isinstance(node, ast.Import):
+        yield from ((alias.name, "") for alias in node.names)
+    for child in ast.iter_child_nodes(node):
+        yield from imported_names(child)
+
+
+def dotted_names(tree: ast.Module) -> Iterator[str]:
+    """Yield every expression such as `torch.nn.functional.relu` as a string."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and re.fullmatch(r"[\w.]+", text := ast.unparse(node)):
+            yield text
+
+
+def import_graph() -> Graph:
+    """Return, for every module of both packages, the modules of both that it imports."""
+    known = modules()
+    graph: Graph = {}
+    for name, tree in known.items():
+        graph[name] = set()
+        for module, attribute in imported_names(tree):
+            inner = f"{module}.{attribute}"
+            if inner in known or module in known:
+                graph[name].add(inner if inner in known else module)
+    return graph
+
+
+def part_of(module: str) -> str:
+    """Return the part of the library that a module belongs to: the longest name that leads it."""
+    inner = module.removeprefix("torchdeq.")
+    parts = [part for part in LEVEL if inner == part or inner.startswith(f"{part}.")]
+    return max(parts, key=len, default="")
+
+
+def family_of(module: str) -> str | None:
+    """Return the family of a module of the zoo; None for the frame and for `images`."""
+    pieces = module.split(".")
+    return pieces[1] if len(pieces) > 1 and pieces[1] in FAMILIES else None
+
+
+def violations(graph: Graph) -> list[str]:
+    """Return every import that goes against an arrow, as a sentence."""
+    wrong = []
+    for module, imports in graph.items():
+        for target in imports:
+            if target.startswith("deq_zoo"):
+                foreign = family_of(target) not in (None, family_of(module))
+                if module.startswith("torchdeq") or foreign:
+                    wrong.append(f"{module} imports {target}")
+            elif module.startswith("torchdeq."):
+                mine, its = part_of(module), part_of(target)
+                if mine != its and not LEVEL[its] < LEVEL[mine]:
+                    wrong.append(f"{module} imports {target}, which is not below it")
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        wrong.append(f"a cycle: {' -> '.join(error.args[1])}")
+    return wrong
+
+
+def test_every_module_of_the_library_has_its_place() -> None:
+    assert not [name for name in modules() if name.startswith("torchdeq.") and not part_of(name)]
+
+
+def test_imports_follow_the_arrows() -> None:
+    assert violations(import_graph()) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "target", "complaint"),
+    [
+        ("torchdeq.linear.base", "torchdeq.solver.base", "which is not below it"),
+        ("torchdeq.stats", "torchdeq.solver", "which is not below it"),
+        ("torchdeq.grad.base", "torchdeq.functional", "which is not below it"),
+        ("torchdeq.solver.base", "torchdeq.solver.loop", "a cycle"),
+        ("torchdeq.norm.apply", "deq_zoo.task", "imports deq_zoo.task"),
+        ("deq_zoo.train", "deq_zoo.lm.task", "imports deq_zoo.lm.task"),
+        ("deq_zoo.flow.model", "deq_zoo.mdeq.layers", "imports deq_zoo.mdeq.layers"),
+        ("deq_zoo.errors", "deq_zoo.cli", "a cycle"),
+    ],
+)
+def test_a_reversed_arrow_is_found(module: str, target: str, complaint: str) -> None:
+    graph = import_graph()
+    assert module in graph
+    assert target in graph
+    graph[module].add(target)
+    assert any(complaint in sentence for sentence in violations(graph))
+
+
+def test_the_zoo_uses_public_names_of_the_library_only() -> None:
+    private = [
+        f"{name}: {module}.{attribute}"
+        for name, tree in modules().items()
+        if name.startswith("deq_zoo")
+        for module, attribute in imported_names(tree)
+        if module.split(".")[0] == "torchdeq"
+        and attribute not in ("", *getattr(importlib.import_module(module), "__all__", ()))
+    ]
+    assert private == []
+
+
+def test_private_names_of_torch_stay_in_one_file() -> None:
+    users = [
+        f"{name}: {used}"
+        for name, tree in modules().items()
+        if name != "torchdeq._torch"
+        for used in (*map(".".join, imported_names(tree)), *dotted_names(tree))
+        if used.split(".")[0] == "torch"
+        and any(re.match(r"_[^_]", piece) for piece in used.split("."))
+    ]
+    assert users == []
+
+
+@pytest.mark.parametrize("first", ["linear", "linear.gmres", "solver", "grad", "packing", "compat"])
 def test_any_part_can_be_imported_first(first: str) -> None:
-    code = (
-        f"import sys, types, torch; import torchdeq.{first}; import torchdeq; torchdeq.fixed_point"
-    )
+    code = f"import torchdeq.{first}; import torchdeq; torchdeq.fixed_point"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_library_needs_torch_alone() -> None:
     code = (
-        "import sys; before = set(sys.modules); import torch; known = set(sys.modules);"
-        "import torchdeq, torchdeq.linear;"
-        "new = {m.split('.')[0] for m in set(sys.modules) - known} - {'torchdeq'};"
+        "import sys, torch; before = set(sys.modules); import torchdeq;"
+        "new = {m.split('.')[0] for m in set(sys.modules) - before} - {'torchdeq'};"
         "print(sorted(m for m in new if m in ('numpy', 'scipy', 'deq_zoo', 'rich', 'matplotlib')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
