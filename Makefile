@@ -57,6 +57,7 @@ lint: .venv/.has-dev .venv/.has-zoo .venv/.has-video .venv/.has-bench
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy $(SOURCES)
+	$(BIN)/mypy -c "$$($(BIN)/python tests/code_blocks.py README.md)"
 
 docs: .venv/.has-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

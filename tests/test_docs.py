@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.code_blocks import code_blocks
 from torchdeq import DEQConfig
 from torchdeq.deq import CORES
 from torchdeq.grad import BACKWARDS
@@ -32,10 +33,9 @@ def _names_of_a_page_stay_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_programs_of_every_page_run_from_top_to_bottom(page: Path) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
     # An entry of sys.modules is what dataclasses ask for; that of this test serves.
     program: dict[str, Any] = {"__name__": __name__}
-    for block in blocks:
+    for block in code_blocks(page):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
@@ -51,14 +51,14 @@ def test_the_table_of_options_is_that_of_the_code() -> None:
 
 
 def option_table() -> str:
-    """All options with flag, default and meaning, as Markdown."""
+    """Return all options with flag, default and meaning, as Markdown."""
     lines = ["| Flag | Default | Meaning |", "| --- | --- | --- |"]
-    told = {f.name: f.metadata for f in fields(DEQConfig)}
+    metadata = {f.name: f.metadata for f in fields(DEQConfig)}
     for name, default in DEQConfig.defaults().items():
-        flag = told[name]["flag"].get("name", name)
+        flag = metadata[name]["flag"].get("name", name)
         spelled = f"`--{flag}`" if flag == name else f"`--{flag}`, in Python `{name}`"
         value = f"{default:g}" if isinstance(default, float) else str(default)
-        meaning = told[name]["help"].replace("|", r"\|")  # a bar ends a cell
+        meaning = metadata[name]["help"].replace("|", r"\|")  # a bar ends a cell
         lines.append(f"| {spelled} | `{value}` | {meaning} |")
     return "\n".join(lines)
 

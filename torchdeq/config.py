@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass, fields
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from torchdeq.callers import stack_level
-from torchdeq.compat.names import OLD_NAMES, WITHOUT_EFFECT, current_name
+from torchdeq.compat.names import WITHOUT_EFFECT, current_name
 from torchdeq.coupling import parse_coupling
 from torchdeq.failures import POLICIES
-from torchdeq.option import convert, option, require, require_choice
-from torchdeq.registry import suggest
+from torchdeq.option import (
+    check_names,
+    convert,
+    option,
+    read_options,
+    require,
+    require_choice,
+    warn_near_misses,
+)
 from torchdeq.stopping import MODES, NORMS, StopRule
-
-_NEAR = 0.85  # how alike the name of a program's attribute and of an option must be for a warning
 
 
 @dataclass(frozen=True)
 class DEQConfig:
     """The options of a DEQ.
 
-    ``DEQConfig(args)`` reads a Namespace, a dict, another config or any object with attributes;
+    `DEQConfig(args)` reads a Namespace, a dict, another config or any object with attributes;
     keywords win over it. Keywords and dicts must hold options only. An object belongs to the
-    program: of its attributes only those named like an option are read, and a near miss is warned
-    about. Nothing of the caller's is changed, and nothing changes a config: :meth:`with_options`
-    makes another.
+    program: of its attributes only those named like an option are read, and a near miss warns. The
+    config changes no object of the caller, and nothing changes a config: `with_options` returns
+    another one.
     """
 
     args: InitVar[Any] = None
@@ -105,14 +107,14 @@ class DEQConfig:
     jac_incremental: int = option(0, "raise jac_loss_weight by 0.1 after so many steps")
     sradius_mode: bool = option(False, "estimate the Jacobian's spectral radius in evaluation")
 
-    if TYPE_CHECKING:  # attributes, but not options: which were given, and what else came along
+    if TYPE_CHECKING:  # attributes that are no options: which were given, and a program's own
         _given: ClassVar[frozenset[str]]
         _keywords: ClassVar[frozenset[str]]
         _extra: ClassVar[dict[str, Any]]
 
     def __new__(cls, args: Any = None, **options: Any) -> Self:
-        # A keyword that equals its default was given all the same, which __init__ cannot see.
-        _check_names(options, cls.names())
+        # __init__ cannot see that a keyword was given if it equals its default.
+        check_names(options, cls.names())
         self = super().__new__(cls)
         object.__setattr__(self, "_given", frozenset(options))
         object.__setattr__(self, "_keywords", self._given)
@@ -120,7 +122,10 @@ class DEQConfig:
         return self
 
     def __post_init__(self, args: Any) -> None:
-        values, extra = _read(args)
+        if isinstance(args, DEQConfig):
+            values, extra = {name: getattr(args, name) for name in args.given}, args.extra
+        else:
+            values, extra = read_options(args, self.names())
         for name, value in values.items():
             if name not in self._given:
                 object.__setattr__(self, name, value)
@@ -136,12 +141,12 @@ class DEQConfig:
 
     @classmethod
     def names(cls) -> list[str]:
-        """The names of all options."""
+        """Return the names of all options."""
         return [f.name for f in fields(cls) if f.init]
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """Every option with its default."""
+        """Return every option with its default."""
         return {
             f.name: f.default_factory() if callable(f.default_factory) else f.default
             for f in fields(cls)
@@ -150,7 +155,7 @@ class DEQConfig:
 
     @property
     def extra(self) -> dict[str, Any]:
-        """What else the program passed that belongs to no option of the library."""
+        """The values of the program that are no options of the library."""
         return dict(self._extra)
 
     @property
@@ -159,14 +164,14 @@ class DEQConfig:
         return self._given
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The option ``key`` if it was given, else ``default``; also for a program's own keys."""
+        """Return the option `key` if it was given, else `default`; also for keys of the program."""
         key = current_name(key)
         if key in self._given:
             return getattr(self, key)
         return self._extra.get(key, default)
 
     def with_options(self, **options: Any) -> Self:
-        """The same config with some options changed."""
+        """Return the config with some options changed."""
         return type(self)(self, **options)
 
     @property
@@ -181,12 +186,12 @@ class DEQConfig:
 
     @property
     def f_stop(self) -> StopRule:
-        """When the forward solve stops."""
+        """The stop rule of the forward solve."""
         return self._stop("f")
 
     @property
     def b_stop(self) -> StopRule:
-        """When the backward solve stops."""
+        """The stop rule of the backward solve."""
         return self._stop("b")
 
     def _stop(self, side: str) -> StopRule:
@@ -205,7 +210,7 @@ class DEQConfig:
         )
 
     def _check(self) -> None:
-        """Values that no later part would refuse in the words of the options."""
+        """Raise for values that a later part would refuse without the name of the option."""
         for name, value in (
             *(("f_max_iter", self.f_max_iter), ("b_max_iter", self.b_max_iter)),
             *(("f_tol", self.f_tol), ("b_tol", self.b_tol)),
@@ -240,7 +245,7 @@ class DEQConfig:
             )
 
     def _check_stop(self, side: str) -> None:
-        """Check the options of one solve's stopping test, and that there is one test only."""
+        """Raise for a wrong stopping test of one solve, or for two tests at once."""
         tol, rtol, atol, mode, every = (
             f"{side}_{name}" for name in ("tol", "rtol", "atol", "stop_mode", "check_every")
         )
@@ -251,7 +256,7 @@ class DEQConfig:
             require(value is None or 0 <= value < inf, f"{name} must be finite and >= 0", value)
         if all(value is None for value in joint.values()):
             return
-        # The Namespace of a command line holds every option: one at its default was not asked for.
+        # The Namespace of a command line holds every option, asked for or not.
         asked = tol in self._keywords or getattr(self, tol) != self.defaults()[tol]
         if asked and getattr(self, tol):
             raise ValueError(
@@ -272,65 +277,25 @@ DEQConfig.__signature__ = inspect.signature(DEQConfig.__init__)  # type: ignore[
 def read_config(
     args: Any, options: Mapping[str, Any], also: Iterable[str] = (), open_ended: bool = False
 ) -> DEQConfig:
-    """A config from what a program passes.
+    """Return a config from what a program passes.
 
     Args:
-        args: the program's options.
-        options: keywords, which win.
-        also: options that a part of the program adds to those of the library.
-        open_ended: it may add any others; a near miss of an option's name warns.
+        args: the options of the program.
+        options: keywords, which win over `args`.
+        also: options that a core adds to those of the library.
+        open_ended: whether the core takes any others too; a near miss of an option's name warns.
     """
     names, also = DEQConfig.names(), set(also)
-    known, added = dict[str, Any](), dict[str, Any]()
+    given, added = dict[str, Any](), dict[str, Any]()
     keyed = dict(args) if isinstance(args, Mapping) else {}
     for key, value in {**keyed, **options}.items():
         current = current_name(key)
         if current in names or not (key in also or key in WITHOUT_EFFECT or open_ended):
-            known[current] = value
+            given[current] = value
         elif key not in WITHOUT_EFFECT:
             added[key] = value
     if open_ended:
-        _warn_near(added.keys() - also, set(names) - set(known))
-    config = DEQConfig(None if isinstance(args, Mapping) else args, **known)
+        warn_near_misses(added.keys() - also, set(names) - set(given))
+    config = DEQConfig(None if isinstance(args, Mapping) else args, **given)
     object.__setattr__(config, "_extra", config._extra | added)
     return config
-
-
-def _read(args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options in ``args``, and what else of the program's is in it."""
-    names = DEQConfig.names()
-    if args is None:
-        return {}, {}
-    if isinstance(args, DEQConfig):
-        return {name: getattr(args, name) for name in args._given}, dict(args._extra)
-    if isinstance(args, Mapping):
-        options = {current_name(k): v for k, v in args.items() if k not in WITHOUT_EFFECT}
-        _check_names(options, names)
-        return options, {}
-    if isinstance(args, (str, bytes, int, float, list, tuple)):
-        raise TypeError(
-            "options come as a Namespace, a dict, a DEQConfig or an object with attributes, got "
-            f"{type(args).__name__}"
-        )
-    own = dict(getattr(args, "__dict__", {}))
-    options = {OLD_NAMES[name]: value for name, value in own.items() if name in OLD_NAMES}
-    options |= {name: getattr(args, name) for name in names if hasattr(args, name)}
-    extra = {k: v for k, v in own.items() if k not in options and k not in OLD_NAMES}
-    _warn_near(extra, set(names) - set(options))
-    return options, extra
-
-
-def _warn_near(keys: Iterable[str], names: set[str]) -> None:
-    for key in keys:
-        near = difflib.get_close_matches(key, names, n=1, cutoff=_NEAR)
-        if near and key not in WITHOUT_EFFECT:
-            warnings.warn(
-                f"{key!r} is not an option of torchdeq; did you mean {near[0]!r}?",
-                stacklevel=stack_level(),
-            )
-
-
-def _check_names(options: Mapping[str, Any], names: list[str]) -> None:
-    for key in options:
-        if key not in names:
-            raise TypeError(f"unknown option {key!r}{suggest(key, names)}")

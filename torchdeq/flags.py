@@ -13,10 +13,10 @@ from torchdeq.config import DEQConfig
 
 
 def add_deq_args(parser: argparse._ActionsContainer) -> None:
-    """Add every option to a parser, e.g. ``--f_solver anderson --f_max_iter 30 --ift``.
+    """Add every option to a parser, e.g. `--f_solver anderson --f_max_iter 30 --ift`.
 
-    Names of solvers, norms, cores and backwards are looked up when they are used, so one registered
-    after this call parses too. Pass the parsed arguments to ``get_deq(args)``.
+    The library looks names of solvers, norms, cores and backwards up when it uses them, so a name
+    registered after this call parses too. Pass the parsed arguments to `get_deq(args)`.
     """
     metadata = {f.name: f.metadata for f in fields(DEQConfig)}
     for name, value in DEQConfig.defaults().items():
@@ -42,7 +42,7 @@ def add_deq_args(parser: argparse._ActionsContainer) -> None:
 
 
 class _Assign(argparse.Action):
-    """Collects ``name=value`` pairs into a dict; values are Python literals, or words."""
+    """An action that collects `name=value` pairs in a dict; values are literals, or words."""
 
     def __call__(
         self,

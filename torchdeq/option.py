@@ -1,13 +1,19 @@
-"""One option: a field with its help text, and values in the type of the option."""
+"""Options one by one: fields with help texts, names, values in the type of an option."""
 
 from __future__ import annotations
 
+import difflib
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import field
 from numbers import Real
 from typing import Any
 
+from torchdeq.callers import stack_level
+from torchdeq.compat.names import OLD_NAMES, WITHOUT_EFFECT, current_name
 from torchdeq.registry import suggest
+
+_NEAR = 0.85  # similarity from which an attribute of a program looks like a misspelt option
 
 
 def option(default: Any, help: str, parse: Any = None, **flag: Any) -> Any:
@@ -84,3 +90,47 @@ def require_choice(name: str, value: str, choices: Iterable[str]) -> None:
     """Raise `ValueError` with a suggestion unless the value is one of the choices."""
     if value not in choices:
         raise ValueError(f"unknown {name} {value!r}{suggest(value, choices)}")
+
+
+def read_options(args: Any, names: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options in `args`, and the other values that an object of a program holds.
+
+    Args:
+        args: a Namespace, a dict, an object with attributes, or None.
+        names: of all options.
+    """
+    if args is None:
+        return {}, {}
+    if isinstance(args, Mapping):
+        options = {current_name(k): v for k, v in args.items() if k not in WITHOUT_EFFECT}
+        check_names(options, names)
+        return options, {}
+    if isinstance(args, (str, bytes, int, float, list, tuple)):
+        raise TypeError(
+            "options come as a Namespace, a dict, a DEQConfig or an object with attributes, got "
+            f"{type(args).__name__}"
+        )
+    own = dict(getattr(args, "__dict__", {}))
+    options = {OLD_NAMES[name]: value for name, value in own.items() if name in OLD_NAMES}
+    options |= {name: getattr(args, name) for name in names if hasattr(args, name)}
+    extra = {k: v for k, v in own.items() if k not in options and k not in OLD_NAMES}
+    warn_near_misses(extra, set(names) - set(options))
+    return options, extra
+
+
+def check_names(options: Mapping[str, Any], names: list[str]) -> None:
+    """Raise `TypeError` with a suggestion for a name that is no option."""
+    for key in options:
+        if key not in names:
+            raise TypeError(f"unknown option {key!r}{suggest(key, names)}")
+
+
+def warn_near_misses(keys: Iterable[str], names: set[str]) -> None:
+    """Warn about keys of a program that look like a misspelt option."""
+    for key in keys:
+        near = difflib.get_close_matches(key, names, n=1, cutoff=_NEAR)
+        if near and key not in WITHOUT_EFFECT:
+            warnings.warn(
+                f"{key!r} is not an option of torchdeq; did you mean {near[0]!r}?",
+                stacklevel=stack_level(),
+            )
