@@ -4,9 +4,9 @@ r"""The linear system behind every implicit gradient: $u = J^\top u + g$.
 that system, then compares it with the tolerance and reports it, so that a tolerance means the same
 for every loss. A system is one sample where samples are solved side by side, and the whole batch
 where they are coupled. A sample without a cotangent counts relative to the largest of its batch.
-The right-hand sides themselves stay as they are, since scaling samples one by one would make
-another system of coupled ones; the right-hand side of a whole batch is multiplied by a power of two
-where that keeps its squares in the range of its precision.
+For that the right-hand side of a whole batch is scaled to norm 1. Those of samples side by side
+stay as they are, since scaling them would make another system of samples that turn out to be
+coupled: only their residuals are divided.
 
 **Coupling that nobody has declared.** One product more, with the rows of the cotangent rescaled,
 shows whether rows depend on each other. It need not show everything, so the answer is verified as
@@ -34,7 +34,7 @@ from torchdeq.failures import BACKWARD, report_failures
 from torchdeq.grad.shine import Shine
 from torchdeq.linear import LinearSolution, LinearSolver, Neumann
 from torchdeq.notes import note
-from torchdeq.numbers import row_norm, unit_scale
+from torchdeq.numbers import row_norm
 from torchdeq.packed import PackedFn
 from torchdeq.packing import Packing
 from torchdeq.solver import FixedPointIter, SimpleFixedPointIter, Solver
@@ -148,8 +148,7 @@ class _AdjointSystem:
 
     def _after_probing(self, rows: Tensor, batches: Tensor) -> LinearSolution:
         """Solve row by row, unless products show that rows depend on each other."""
-        size = row_norm(rows)[:, None]
-        b = (rows / torch.where(size == 0, 1.0, size)).to(rows.dtype)
+        b, size = _unit(rows)
         factors = _factors(self.batch, b.dtype, b.device).repeat(len(batches), 1)
         first, second = self.product(b), self.product(factors * b)
         if _differ(second, factors * first, self.eps):
@@ -209,16 +208,13 @@ class _AdjointSystem:
         """Solve one system per batch; its samples share one status."""
         if isinstance(self.solver, Shine) and self.batch > 1:
             return replace(self, solver=self.solver.without_memory())._as_one_system(batches, spent)
-        unit = unit_scale(batches)  # (N, 1)
-        b = batches if unit is None else (batches * unit).to(batches.dtype)
-        size = row_norm(b)
-        u, stats = self._run(b, torch.where(size == 0, 1.0, size), spent=spent)
-        u = u if unit is None else (u / unit).to(u.dtype)
+        b, size = _unit(batches)
+        u, stats = self._run(b, spent=spent)
         if self.batch == 1:
-            return LinearSolution(u, stats)
+            return LinearSolution(u * size, stats)
         values = {key: value.repeat_interleave(self.batch, 0) for key, value in stats.items()}
         status = stats.status.repeat_interleave(self.batch)
-        return LinearSolution(u, SolverStat(values, nfe=stats.nfe, status=status))
+        return LinearSolution(u * size, SolverStat(values, nfe=stats.nfe, status=status))
 
     def _balanced(self, rows: Tensor) -> LinearSolution:
         """Solve a batch as one system in variables of equal size, without a host read.
@@ -240,7 +236,7 @@ class _AdjointSystem:
     def _run(
         self,
         b: Tensor,
-        scale: Tensor,
+        scale: Tensor | None = None,
         first: Tensor | None = None,
         spent: int = 0,
         shared: bool = False,
@@ -249,7 +245,7 @@ class _AdjointSystem:
 
         Args:
             b: right-hand sides.
-            scale: (rows,) norms that residuals are divided by.
+            scale: (rows,) norms that residuals are divided by; None if `b` has norm 1.
             first: the product with `b`, if it was made among those `spent`.
             spent: products made so far.
             shared: whether a fixed-point method keeps the same iterate for all samples.
@@ -291,6 +287,12 @@ class _Affine:
     def jvp(self, u: Tensor, v: Tensor) -> Tensor:
         """Return the derivative along `v`: the map is affine."""
         return self.product(v)
+
+
+def _unit(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows scaled to norm 1, and their norms as a column; a zero row stays."""
+    size = row_norm(matrix)[:, None]
+    return (matrix / torch.where(size == 0, 1.0, size)).to(matrix.dtype), size
 
 
 @cache
