@@ -68,7 +68,7 @@ def test_every_initialiser_after_apply_norm_counts(
     for (
         key,
         value,
-    ) in layer.state_dict().items():  # a copy made before the reset has the same values
+    ) in layer.state_dict().items():  # as in a copy made before the reset
         torch.testing.assert_close(value, saved[key])
 
 
