@@ -47,7 +47,7 @@ def _private(*paths: str) -> Callable[..., Any]:
 
 
 #: Return a structure of containers with a function applied to each leaf: `tree_map(f, tree)`.
-#: Private by name, but widely used; its public successor is younger than the oldest torch we allow.
+#: Torch has no public name for this function and `tree_leaves`; many libraries use these two.
 tree_map = _private("torch.utils._pytree.tree_map")
 
 #: Return the leaves of a structure of containers, in order.
