@@ -52,17 +52,11 @@ def apply_norm(
     modules = dict(model.named_modules())
     skipped = _matches(modules, "prefix_filter_out", prefix_filter_out, str.startswith)
     skipped |= _matches(modules, "filter_out", filter_out, str.__contains__)
-    targets = {name for name, module in modules.items() if _is_target(norm_class, module)}
-    if not targets - skipped:
-        kinds = ", ".join(kind.__name__ for kind in norm_class._target_modules)
-        warnings.warn(
-            f"{norm_type!r} found nothing to normalise in {type(model).__name__}: it looks for "
-            f"{kinds}",
-            stacklevel=stack_level(),
-        )
-    for name, module in modules.items():
-        if name in targets - skipped:
-            _apply_to(module, name, norm_class, config, norm_kwargs)
+    targets = [n for n, m in modules.items() if n not in skipped and _is_target(norm_class, m)]
+    if not targets:
+        _warn_no_target(model, norm_type)
+    for name in targets:
+        _apply_to(modules[name], name, norm_class, config, norm_kwargs)
 
 
 @untraced
@@ -145,6 +139,14 @@ def _chosen_norm(norm_type: str, config: DEQConfig) -> str:
             stacklevel=stack_level(),
         )
     return configured
+
+
+def _warn_no_target(model: nn.Module, norm_type: str) -> None:
+    kinds = ", ".join(kind.__name__ for kind in NORMS[norm_type]._target_modules)
+    warnings.warn(
+        f"{norm_type!r} found nothing to normalise in {type(model).__name__}: it looks for {kinds}",
+        stacklevel=stack_level(),
+    )
 
 
 def _find_norm(module: nn.Module) -> Any:
