@@ -237,5 +237,5 @@ def without_compiler(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def compiler_loaded() -> bool:
-    """Return whether this process has loaded the compiler: otherwise nothing is compiled."""
+    """Return whether this process has loaded the compiler; if not, no function is compiled."""
     return "torch._dynamo" in sys.modules

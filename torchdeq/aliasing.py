@@ -1,4 +1,4 @@
-"""The check that `f` does not write into memory that a solver uses: its input, earlier outputs.
+"""A check that `f` does not write into memory that a solver uses: its input, earlier outputs.
 
 A solver stores states without copying them, so each output of `f` must have memory of its own.
 Torch counts the writes into a tensor and its views: the version counter detects them. Two kinds of

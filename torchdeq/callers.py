@@ -6,7 +6,7 @@ import sys
 
 
 def stack_level() -> int:
-    """Return the `stacklevel` with which `warnings.warn` points at the first caller outside.
+    """Return the `stacklevel` with which `warnings.warn` points at the calling program.
 
     Frames of torchdeq, torch and dataclasses are skipped.
     """

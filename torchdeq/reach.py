@@ -53,11 +53,11 @@ def _search(f: Any) -> dict[str, Any]:
     queue: deque[tuple[str, Any, int]] = deque([("", f, 0)])
     visited = 0
     while queue and visited < _MAX_OBJECTS:
-        path, thing, depth = queue.popleft()
-        if id(thing) in seen:
+        path, node, depth = queue.popleft()
+        if id(node) in seen:
             continue
-        parts = [("", thing)] if not isinstance(thing, nn.Module) else list(thing.named_modules())
-        visited, depth = visited + 1, depth + (not isinstance(thing, _CONTAINERS))
+        parts = [("", node)] if not isinstance(node, nn.Module) else list(node.named_modules())
+        visited, depth = visited + 1, depth + (not isinstance(node, _CONTAINERS))
         for inner, part in parts:
             if id(part) in seen:
                 continue
@@ -72,24 +72,24 @@ def _search(f: Any) -> dict[str, Any]:
     return reached
 
 
-def _neighbours(thing: Any) -> Iterator[tuple[str, Any]]:
+def _neighbours(node: Any) -> Iterator[tuple[str, Any]]:
     """Yield the objects that an object refers to, with their names; `""` for those without one."""
-    if isinstance(thing, nn.Module):
-        yield from _of_module(thing)
-    elif isinstance(thing, dict):
-        yield from ((str(key), item) for key, item in list(thing.items()))
-    elif isinstance(thing, _SEQUENCES):
-        yield from ((str(i), item) for i, item in enumerate(list(thing)))
-    elif isinstance(thing, FunctionType):
-        yield from _of_function(thing)
-    elif isinstance(thing, MethodType):
-        yield from (("", thing.__self__), ("", thing.__func__))
-    elif isinstance(thing, (BuiltinMethodType, MethodWrapperType)):
-        yield "", thing.__self__
-    elif isinstance(thing, partial):
-        yield from (("", thing.func), ("", thing.args), ("", thing.keywords))
+    if isinstance(node, nn.Module):
+        yield from _of_module(node)
+    elif isinstance(node, dict):
+        yield from ((str(key), item) for key, item in list(node.items()))
+    elif isinstance(node, _SEQUENCES):
+        yield from ((str(i), item) for i, item in enumerate(list(node)))
+    elif isinstance(node, FunctionType):
+        yield from _of_function(node)
+    elif isinstance(node, MethodType):
+        yield from (("", node.__self__), ("", node.__func__))
+    elif isinstance(node, (BuiltinMethodType, MethodWrapperType)):
+        yield "", node.__self__
+    elif isinstance(node, partial):
+        yield from (("", node.func), ("", node.args), ("", node.keywords))
     else:
-        yield from _of_object(thing)
+        yield from _of_object(node)
 
 
 def _of_module(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -120,12 +120,12 @@ def _of_function(f: FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, item
 
 
-def _of_object(thing: Any) -> Iterator[tuple[str, Any]]:
+def _of_object(node: Any) -> Iterator[tuple[str, Any]]:
     """Yield the attributes and slots of an object, and its `__call__`."""
-    kind = type(thing)
+    kind = type(node)
     if _is_torch(kind.__module__):
         return
-    attributes = getattr(thing, "__dict__", None)
+    attributes = getattr(node, "__dict__", None)
     if isinstance(attributes, dict):
         yield from list(attributes.items())
     for base in kind.__mro__:
@@ -134,7 +134,7 @@ def _of_object(thing: Any) -> Iterator[tuple[str, Any]]:
             member = vars(base).get(name)
             if isinstance(member, MemberDescriptorType):
                 try:
-                    yield name, member.__get__(thing, kind)
+                    yield name, member.__get__(node, kind)
                 except AttributeError:  # the slot is empty
                     continue
     call = getattr(kind, "__call__", None)  # noqa: B004

@@ -10,8 +10,9 @@ from torch import nn
 
 from torchdeq.callers import stack_level
 from torchdeq.config import DEQConfig
-from torchdeq.norm.base import NORMS, Norm, as_tuple
+from torchdeq.norm.base import NORMS, Norm
 from torchdeq.norm.options import read_options
+from torchdeq.norm.targets import as_tuple
 from torchdeq.tracing import untraced
 
 Filter = str | Sequence[str] | None

@@ -11,24 +11,14 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
-from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import is_parametrized
 
 from torchdeq.norm.computed import Parts, computed, was_overwritten
 from torchdeq.norm.options import read_options
+from torchdeq.norm.targets import Targets, as_tuple, check_parameter
 from torchdeq.registry import Registry
 
 NORMS: Registry[type[Any]] = Registry("norm")
-
-Targets = dict[type[nn.Module], tuple[str | Sequence[str], int | Sequence[int]]]
-
-
-def common_targets() -> Targets:
-    """Return torch's layers with a weight, each with the dimension of its rows (the outputs)."""
-    first = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    second = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-    targets: Targets = dict.fromkeys(first, ("weight", 0))
-    return targets | dict.fromkeys(second, ("weight", 1))
 
 
 @dataclass(frozen=True)
@@ -146,7 +136,7 @@ class Norm(ABC):
         present = [(name, dim) for name, dim in norm.items() if name not in absent]
         norm = replace(norm, names=[name for name, _ in present], dims=[dim for _, dim in present])
         for name, dim in present:  # all checks first: an error must leave the module unchanged
-            _check_parameter(module, name, dim)
+            check_parameter(module, name, dim)
         for name, dim in present:
             norm._install(module, name, dim)
         hooks = [
@@ -230,7 +220,7 @@ class Norm(ABC):
     def _install(self, module: nn.Module, name: str, dim: int) -> None:
         """Replace the parameter `name` of the module by its parts and the computed weight."""
         weight = module._parameters[name]
-        assert weight is not None  # _check_parameter has raised otherwise
+        assert weight is not None  # check_parameter has raised otherwise
         with torch.no_grad():
             parts = self.start(self.split(weight, dim))
         del module._parameters[name]
@@ -255,26 +245,13 @@ class Norm(ABC):
     def _compute(
         self, module: nn.Module, name: str, dim: int, parts: Parts, fresh: bool = False
     ) -> None:
+        """Set the attribute `name` of the module to the weight computed from its parts."""
         watched = tuple(s for s in (self.raw, "g") if s in parts)
         module.__dict__[name] = computed(partial(self.weight, dim=dim), parts, watched, fresh)
 
 
-def _check_parameter(module: nn.Module, name: str, dim: int) -> None:
-    weight = module._parameters.get(name)
-    if weight is None or isinstance(weight, UninitializedParameter):
-        reason = "there is no such parameter" if weight is None else "it has no shape yet"
-        raise ValueError(
-            f"cannot normalise the parameter {name!r} of {type(module).__name__}: {reason}; "
-            "initialise the layer first, or filter it out"
-        )
-    if not -weight.dim() <= dim < weight.dim():
-        raise ValueError(
-            f"dims must name the dimension of the rows: {name} of shape {tuple(weight.shape)} has "
-            f"no dimension {dim}"
-        )
-
-
 def _before_saving(module: nn.Module, prefix: str, keep_vars: bool) -> None:
+    """Copy what an initialiser wrote into the weights to the parameters, which are saved."""
     norm = _norm_of(module)
     for name, dim in norm.items():
         norm._absorb(module, name, dim, norm._parts(module, name))
@@ -290,6 +267,7 @@ def _before_loading(module: nn.Module, state: dict[str, Any], prefix: str, *_: A
 
 
 def _after_loading(module: nn.Module, keys: Any) -> None:
+    """Compute the weights from the loaded parameters."""
     norm = _norm_of(module)
     for name, dim in norm.items():
         norm._compute(module, name, dim, norm._parts(module, name))
@@ -298,8 +276,3 @@ def _after_loading(module: nn.Module, keys: Any) -> None:
 def _norm_of(module: nn.Module) -> Norm:
     norm: Norm = module.__dict__["_deq_norm"]
     return norm
-
-
-def as_tuple(value: Any) -> tuple[Any, ...]:
-    """Return one or several names or dimensions as a tuple."""
-    return (value,) if isinstance(value, (str, int)) else tuple(value)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from torchdeq.autocast import AutocastState
-from torchdeq.norm.base import NORMS, Norm, Targets, common_targets
+from torchdeq.norm.base import NORMS, Norm
 from torchdeq.norm.computed import Parts
+from torchdeq.norm.targets import Targets, common_targets
 
 
 @NORMS.register("spectral_norm")
@@ -77,7 +78,7 @@ class SpectralNorm(Norm):
                 u.copy_(self._unit(matrix @ v, u))
 
     def _unit(self, x: Tensor, previous: Tensor) -> Tensor:
-        """Return `x` normalised, or `previous` if `x` is zero: from zero no step leads away."""
+        """Return `x` normalised, or `previous` if `x` is zero: a zero vector would stay zero."""
         length = torch.linalg.vector_norm(x)
         return torch.where(length > self.eps, x / length, previous)
 

@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from torchdeq.norm.base import NORMS, Norm, Targets, common_targets
+from torchdeq.norm.base import NORMS, Norm
 from torchdeq.norm.computed import Parts
+from torchdeq.norm.targets import Targets, common_targets
 
 
 @NORMS.register("weight_norm")
