@@ -1,4 +1,4 @@
-"""What a callable reaches, and modules that look as they did."""
+"""The modules that a callable reaches, and snapshots of their tensors."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_parameters_are_reached_through(way: str) -> None:
     assert any(name.endswith("0.weight") for name in reached)
 
 
-def test_a_name_tells_the_way_to_a_parameter() -> None:
+def test_a_name_is_the_path_to_a_parameter() -> None:
     net = nn.Sequential(nn.Linear(2, 2))
     assert list(reachable_parameters(net)) == ["0.weight", "0.bias"]
     assert list(reachable_parameters(closure(net))) == ["net.0.weight", "net.0.bias"]

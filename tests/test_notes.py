@@ -22,7 +22,7 @@ def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_note_is_one_line_at_info_level_once_per_cause(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "torchdeq"):
-        note("rows are coupled")  # nobody sees it: it is not used up
+        note("rows are coupled")  # suppressed, so it is logged later
     with caplog.at_level(logging.INFO, "torchdeq"):
         for message in ("rows are coupled", "rows are coupled", "another"):
             note(message)

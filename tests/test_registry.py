@@ -1,3 +1,5 @@
+"""The registry: suggestions, built-in names, and checks of the classes that programs register."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -58,7 +60,7 @@ def test_a_name_is_a_non_empty_string(name: object) -> None:
 
 
 class Plain(Solver[None]):
-    """A rule that its author forgot to decorate."""
+    """A solver whose author forgot the decorator."""
 
     def init(self, it: Iterate) -> None:
         return None
@@ -73,14 +75,14 @@ class Thawed(Plain): ...
 
 @dataclass(frozen=True, kw_only=True)
 class Lazy(Solver[None]):
-    """Neither init and step nor run."""
+    """A solver with neither init and step nor run."""
 
     def init(self, it: Iterate) -> None:
         return None
 
 
 class Undecorated(torchdeq.Anderson):
-    """A field that only a decorator would see."""
+    """A subclass without the decorator, which would make the annotation a field."""
 
     warmup: int = 3
 
@@ -95,21 +97,23 @@ def _clean() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_clean")
 @pytest.mark.parametrize(
-    ("solver", "lack"),
+    ("solver", "problem"),
     [
-        (Plain, "Plain is no dataclass"),
+        (Plain, "Plain is not a dataclass"),
         (Thawed, "Thawed is not frozen"),
-        (Lazy, "Lazy lacks them"),
-        (Undecorated, "Undecorated is not decorated itself, and 'warmup' is no option of it"),
-        (int, "<class 'int'> is no such class"),
-        (3, "3 is no such class"),
+        (Lazy, "Lazy does not define init and step, or run"),
+        (Undecorated, "Undecorated is not decorated itself, so 'warmup' is not a field"),
+        (int, "<class 'int'> is not derived from Solver"),
+        (3, "3 is not derived from Solver"),
     ],
 )
-def test_a_solver_that_is_none_is_told_what_a_solver_must_be(solver: Any, lack: str) -> None:
+def test_registering_a_class_that_is_not_a_solver_says_what_is_wrong(
+    solver: Any, problem: str
+) -> None:
     with pytest.raises(TypeError) as error:
         torchdeq.register_solver("mine", solver)
     text = str(error.value)
-    assert text.endswith(f"and with init and step, or run: {lack}")
+    assert text.endswith(f"that defines init and step, or run: {problem}")
     assert "derived from Solver, decorated with @dataclass(frozen=True, kw_only=True)" in text
     assert "mine" not in SOLVERS
 
@@ -123,7 +127,7 @@ def test_an_undecorated_solver_in_the_registry_says_so_when_it_is_built() -> Non
 
 @dataclass(frozen=True, kw_only=True)
 class Richardson(LinearSolver):
-    """x <- x + omega (b - A x)."""
+    r"""Richardson's iteration: $x \leftarrow x + \omega (b - A x)$."""
 
     omega: float = 1.0
 
@@ -152,14 +156,14 @@ def test_a_registered_linear_solver_serves_the_backward_pass_by_name() -> None:
         torchdeq.register_linear_solver("anderson", Richardson)
     with pytest.raises(ValueError, match="'richardson' is a linear solver already"):
         torchdeq.register_solver("richardson", torchdeq.Anderson)
-    for wrong, lack in ((Plain, "is no such class"), (LinearSolver, "is no dataclass")):
+    for wrong, problem in ((Plain, "is not derived from"), (LinearSolver, "is not a dataclass")):
         with pytest.raises(
-            TypeError, match=f"a linear solver is .* LinearSolver, .* run: .*{lack}"
+            TypeError, match=f"a linear solver must be .* LinearSolver, .* run: .*{problem}"
         ):
             torchdeq.register_linear_solver("mine", wrong)  # type: ignore[arg-type]
 
 
-def test_a_core_that_is_none_is_told_what_a_core_must_be() -> None:
+def test_registering_a_class_that_is_not_a_core_says_what_is_wrong() -> None:
     with pytest.raises(
         TypeError, match=r"built as core\(config\), .* train_states or forward: got 3"
     ):
@@ -179,8 +183,8 @@ def test_classes_are_at_top_level() -> None:
         assert issubclass(getattr(torchdeq, name), torchdeq.LinearSolver)
     for name in ("Implicit", "Phantom", "Reversible"):
         assert issubclass(getattr(torchdeq, name), torchdeq.Backward)
-    found = torchdeq.fixed_point(
+    solution = torchdeq.fixed_point(
         torch.cos, torch.zeros(2, 3), solver=torchdeq.Anderson(m=3), stop=StopRule(40, 1e-6),
         backward=torchdeq.Implicit(solver=torchdeq.BiCGStab()),
     )  # fmt: skip
-    assert found.stats.converged.all()
+    assert solution.stats.converged.all()

@@ -1,4 +1,4 @@
-"""Two threads may solve, train and evaluate with one module at once."""
+"""Two threads solve, train and evaluate with one module at the same time."""
 
 from __future__ import annotations
 

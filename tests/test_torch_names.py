@@ -1,4 +1,4 @@
-"""Private names of torch: each does what its function says, and all of them are in one place."""
+"""Private names of torch: each does what its docstring says, and all are in one module."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(torchdeq.__file__).parent
 
 
 def seen_under_vmap(what: Callable[[Tensor], Any]) -> list[Any]:
-    """Return what a function of the slice gives inside a vmap over two of them."""
+    """Return the results of a function of the slice inside a vmap over two slices."""
     seen: list[Any] = []
 
     def f(t: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def seen_under_vmap(what: Callable[[Tensor], Any]) -> list[Any]:
 
 
 def seen_under_grad(what: Callable[[Tensor], Any]) -> list[Any]:
-    """Return what a function of the number 2 gives inside `torch.func.grad`."""
+    """Return the results of a function of the number 2 inside `torch.func.grad`."""
     seen: list[Any] = []
 
     def f(t: Tensor) -> Tensor:
@@ -44,6 +44,12 @@ def seen_under_grad(what: Callable[[Tensor], Any]) -> list[Any]:
 
     torch.func.grad(f)(torch.tensor(2.0))
     return seen
+
+
+def test_trees_of_containers_are_mapped_and_flattened() -> None:
+    tree = {"a": [1, (2, None)], "b": 3}
+    assert _torch.tree_leaves(tree) == [1, 2, None, 3]
+    assert _torch.tree_map(str, tree) == {"a": ["1", ("2", "None")], "b": "3"}
 
 
 def test_function_transforms_are_noticed() -> None:
@@ -78,7 +84,7 @@ def test_forward_mode_can_be_switched_off() -> None:
         assert forward_ad.unpack_dual(dual * 2).tangent is not None
 
 
-def test_tensors_of_a_transform_are_told_from_plain_ones() -> None:
+def test_tensors_of_a_transform_are_distinguished_from_plain_ones() -> None:
     t = torch.ones(2)
     assert not _torch.is_wrapped(t)
     assert not _torch.is_batched(t)
@@ -169,11 +175,11 @@ def test_views_share_a_counter_and_data_does_not() -> None:
         assert _torch.share_counter(alias, t)
     for alias in (t.data, torch.from_numpy(t.numpy()), from_dlpack(t), t.clone()):
         assert not _torch.share_counter(t, alias)
-    assert _torch.version(t) == before  # asking is not writing
+    assert _torch.version(t) == before  # the question itself does not count as a write
 
 
 @pytest.mark.parametrize("inference", [False, True])
-def test_other_owners_of_memory_are_known(inference: bool) -> None:
+def test_other_owners_of_memory_are_detected(inference: bool) -> None:
     with torch.inference_mode(inference):
         t = torch.ones(2, 3)
         assert not _torch.has_other_owners(t)
@@ -187,7 +193,7 @@ def test_other_owners_of_memory_are_known(inference: bool) -> None:
         assert not _torch.has_other_owners(torch.ones(2, 3).view(6)[1:])
 
 
-def test_layers_that_use_the_batch_are_known() -> None:
+def test_layers_that_use_the_statistics_of_the_batch_are_detected() -> None:
     norm = nn.BatchNorm2d(3)
     assert _torch.normalises_over_batch(norm)
     assert not _torch.normalises_over_batch(norm.eval())
@@ -197,7 +203,7 @@ def test_layers_that_use_the_batch_are_known() -> None:
 
 def test_hooks_on_saved_tensors_are_seen() -> None:
     assert _torch.saved_tensor_hooks() is None
-    told = hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")
+    supported = hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")
     seen = []
 
     def f(x: Tensor) -> Tensor:
@@ -205,7 +211,7 @@ def test_hooks_on_saved_tensors_are_seen() -> None:
         return x.exp()
 
     checkpoint(f, torch.ones(2, requires_grad=True), use_reentrant=False)
-    assert (seen[0] is not None) == told
+    assert (seen[0] is not None) == supported
 
 
 def test_a_hidden_function_breaks_the_graph_and_its_values_are_right() -> None:
@@ -238,7 +244,7 @@ def test_the_library_can_be_imported_from_a_torch_without_these_names() -> None:
         "assert not t.dual_level_active()"
     )
     init = "import sys, types; p = types.ModuleType('torchdeq'); p.__path__ = [sys.argv[1]];"
-    init += "sys.modules['torchdeq'] = p;"  # this file alone: grad/ imports more of torch
+    init += "sys.modules['torchdeq'] = p;"  # this file alone: other modules use more names
     subprocess.run([sys.executable, "-c", init + code, str(ROOT)], check=True)
 
 
@@ -253,8 +259,8 @@ def is_private(name: str) -> bool:
     """Return whether a dotted name is a private one of torch."""
     head, *rest = name.split(".")
     private = any(part.startswith("_") and not part.startswith("__") for part in rest)
-    ours = head not in ("torch", "nn", "F", "forward_ad") or name.startswith("torch.utils._pytree")
-    return (private and not ours) or name.endswith("._version")
+    other = head not in ("torch", "nn", "F", "forward_ad") or name.startswith("torch.utils._pytree")
+    return (private and not other) or name.endswith("._version")
 
 
 def private_names(path: Path) -> list[str]:

@@ -1,9 +1,9 @@
-"""Whether `f` writes into memory that a solver keeps: its input, or what it returned before.
+"""A check that `f` does not write into memory that a solver uses: its input, earlier outputs.
 
-A solver keeps states without copying them, so each output must be memory of its own. Writing is
-found by the counter that torch keeps with a tensor and its views. Two kinds of tensors have no such
-counter in common: those made in inference mode, and those that share memory behind torch's back
-(`.data`, NumPy, DLPack).
+A solver stores states without copying them, so each output of `f` must have memory of its own.
+Torch counts the writes into a tensor and its views: the version counter detects them. Two kinds of
+tensors have no common counter: inference tensors, and tensors that use the same memory unknown to
+torch (through `.data`, NumPy or DLPack).
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ _WROTE = (
     "time, e.g. end with .clone()"
 )
 _HIDDEN = (
-    "f returned memory of its input or of an earlier output through something that hides writing "
+    "f returned memory of its input or of an earlier output through something that hides writes "
     "from torch (.data, NumPy, DLPack): return a new tensor each time, e.g. end with .clone()"
 )
-_MANY = 64  # remembered outputs beyond which those that are gone are forgotten
+_MANY = 64  # with more outputs than this, drop the entries of deleted tensors
 
 
 class WriteGuard:
-    """Raises if `f` wrote into its input or into an earlier output.
+    """A check for each call of `f`: raises if `f` wrote into its input or an earlier output.
 
-    Not found: writing into the input behind torch's back and returning something else.
+    It cannot detect a write into the input through `.data`, NumPy or DLPack if `f` then returns
+    other memory.
     """
 
     def __init__(self) -> None:
@@ -43,15 +44,15 @@ class WriteGuard:
         self._countable: Tensor | None = None
 
     def lend(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Return the input for `f`: tensors of inference mode as equals that count writing."""
-        # Outside of inference mode torch itself refuses to write into such tensors; inside of a
-        # function transform nobody else can see what is written.
+        """Return the input for `f`: inference tensors are replaced by aliases that count writes."""
+        # Outside inference mode, torch itself refuses writes into inference tensors; inside a
+        # function transform, a write affects no other tensor.
         if not torch.is_inference_mode_enabled() or function_transforms_active():
             return tensors
         return [self._counting(t) if t.is_inference() else t for t in tensors]
 
     def _counting(self, t: Tensor) -> Tensor:
-        """Return a tensor with a counter on the memory of one without, without a copy."""
+        """Return a tensor with a version counter that uses the memory of `t`."""
         if self._countable is None:
             with torch.inference_mode(False):
                 self._countable = torch.empty(0, dtype=t.dtype, device=t.device)
@@ -59,17 +60,21 @@ class WriteGuard:
         return counting
 
     def check(self, given: list[Tensor], before: list[int | None], outputs: list[Tensor]) -> None:
-        """Raise if `f` wrote where it must not; copy outputs that it can write into unnoticed.
+        """Raise if `f` wrote into its input or an earlier output; copy outputs without a counter.
+
+        An inference tensor that `f` still refers to has no counter and could be written to later,
+        so it is replaced by a copy.
 
         Args:
-            given: the input that was lent.
-            before: its versions before the call.
-            outputs: what `f` returned, in a list that alone refers to it; copies are put there.
+            given: the input, as returned by `lend`.
+            before: the versions of the input before the call.
+            outputs: the outputs of `f`; no other list may refer to them. Copies replace outputs in
+                this list.
         """
         if before != versions(given):
             raise RuntimeError(_WROTE)
         for i, now in enumerate(versions(outputs)):
-            if now is None and _held_elsewhere(outputs, i):
+            if now is None and _has_other_references(outputs, i):
                 outputs[i] = outputs[i].clone()
                 continue
             t = outputs[i]
@@ -77,28 +82,28 @@ class WriteGuard:
                 address, inputs = t.data_ptr(), [z.data_ptr() for z in given]
             except RuntimeError:  # a tensor of a function transform has no address
                 continue
-            if address in inputs:  # fine if torch knows: nothing was written
+            if address in inputs:  # a view of the input, which was not written to
                 _check_alias(t, now, given[inputs.index(address)])
                 continue
             if address in self._outputs:
                 self._check_memory(t, now, address)
             elif len(self._outputs) >= _MANY:
                 self._outputs = {k: v for k, v in self._outputs.items() if v[0]() is not None}
-            if address:  # a tensor without elements has none
+            if address:  # an empty tensor has no address
                 self._outputs[address] = ref(t), now
 
     def _check_memory(self, t: Tensor, now: int | None, address: int) -> None:
         """Raise if the earlier output at this address is still used and may have changed."""
-        last, then = self._outputs[address]
-        old = last()
-        if old is not None:  # while it lives, nobody is given its memory anew
+        reference, before = self._outputs[address]
+        old = reference()
+        if old is not None:  # as long as it exists, its memory is not reused
             _check_alias(t, now, old)
-            if now != then:
+            if now != before:
                 raise RuntimeError(_WROTE)
 
 
 def _check_alias(t: Tensor, now: int | None, old: Tensor) -> None:
-    """Raise unless torch sees that two tensors have the same memory, and so counts for both."""
+    """Raise unless two tensors with the same memory have a common version counter."""
     if t is not old and t.numel() and (now is None or not share_counter(old, t)):
         raise RuntimeError(_HIDDEN)
 
@@ -107,9 +112,9 @@ def _references(tensors: list[Tensor], i: int) -> int:
     return getrefcount(tensors[i])
 
 
-_ALONE = _references([torch.empty(0)], 0)  # for a tensor in a list and nowhere else
+_LIST_ONLY = _references([torch.empty(0)], 0)  # of a tensor to which only a list refers
 
 
-def _held_elsewhere(tensors: list[Tensor], i: int) -> bool:
+def _has_other_references(tensors: list[Tensor], i: int) -> bool:
     """Return whether anything but the list refers to a tensor, or to its memory."""
-    return _references(tensors, i) > _ALONE or has_other_owners(tensors[i])
+    return _references(tensors, i) > _LIST_ONLY or has_other_owners(tensors[i])

@@ -1,4 +1,4 @@
-"""Autocast is for f: a solver's own arithmetic keeps the precision of the state."""
+"""Autocast applies to `f` only: the arithmetic of a solver keeps the precision of the state."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 
 class AutocastState:
-    """The autocast mode in force when this was made, to be suspended and restored.
+    """A snapshot of the autocast mode, which can be suspended and restored.
 
-    Autocast keeps the weights it has cast. Before torch 2.13 (2.9.1 still does so) weights cast
-    without grad mode serve calls with grad mode too, which then have no gradient: there the weights
-    of a solve are forgotten before anything is differentiated.
+    Autocast caches the weights that it has cast. Before torch 2.13 (2.9.1 is affected too), calls
+    with grad mode reuse weights that were cast without grad mode, and then have no gradient. With
+    such a torch, the cache is cleared after a solve, before anything is differentiated.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -28,35 +28,37 @@ class AutocastState:
         """Return a block without autocast."""
         if not self.enabled:
             return nullcontext()
-        return self._forgetting(torch.autocast(self._kind, enabled=False))
+        return self._clearing_cache(torch.autocast(self._kind, enabled=False))
 
     def restored(self) -> AbstractContextManager[Any]:
-        """Return a block with autocast as it was."""
+        """Return a block with the autocast mode of the snapshot."""
         if not self.enabled:
             return nullcontext()
-        again = torch.autocast(self._kind, dtype=self.dtype, cache_enabled=self._cache)
+        block = torch.autocast(self._kind, dtype=self.dtype, cache_enabled=self._cache)
         if torch.is_grad_enabled():
-            self._forget()
-        elif torch.is_autocast_enabled(self._kind):  # a single call: no solve that forgets after it
-            return self._forgetting(again)
-        return again
+            self._clear_cache()
+        elif torch.is_autocast_enabled(self._kind):  # not in a solve, which clears the cache itself
+            return self._clearing_cache(block)
+        return block
 
     @contextmanager
-    def _forgetting(self, block: AbstractContextManager[Any]) -> Iterator[None]:
+    def _clearing_cache(self, block: AbstractContextManager[Any]) -> Iterator[None]:
+        """Run a block and clear the cache after it."""
         try:
             with block:
                 yield
         finally:
-            self._forget()
+            self._clear_cache()
 
-    def _forget(self) -> None:
+    def _clear_cache(self) -> None:
+        """Clear the cache of weights if this torch reuses weights without gradient."""
         if self._cache and casts_lose_gradients():
             torch.clear_autocast_cache()
 
 
 @cache
 def casts_lose_gradients() -> bool:
-    """Return whether a weight that autocast has cast without grad mode has no gradient later."""
+    """Return whether calls with grad mode reuse weights that autocast cast without grad mode."""
     weight, x = torch.ones(1, 1, requires_grad=True), torch.ones(1, 1)
     with torch.inference_mode(False), torch.autocast("cpu", torch.bfloat16, cache_enabled=True):
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Warnings point at the program, not at the library."""
+"""The caller outside the library: warnings point at the program's line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import sys
 
 
 def stack_level() -> int:
-    """How far up, from the caller of this, the first frame outside the library is."""
+    """Return the `stacklevel` with which `warnings.warn` points at the calling program.
+
+    Frames of torchdeq, torch and dataclasses are skipped.
+    """
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None:
         module = frame.f_globals.get("__name__", "")

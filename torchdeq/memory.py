@@ -1,4 +1,4 @@
-"""Trading time for memory: evaluate again in the backward pass instead of keeping activations."""
+"""Checkpointing: compute activations again in the backward pass instead of storing them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from torchdeq.modules import ModuleState, scripted
 
 
 def mem_gc(func: Callable[..., Any], in_args: tuple[Any, ...] | None = None) -> Any:
-    """``func(*in_args)`` whose activations are computed again when the gradient needs them.
+    """Return `func(*in_args)`; the backward pass computes its activations again.
 
-    Gradients reach the arguments, the parameters of modules and every tensor that ``func`` closes
-    over. Random numbers, autocast and the tensors of modules are as in the first evaluation, and
-    running statistics are not updated again. Inside ``torch.func`` transforms, which cannot
-    recompute, it is a plain call.
+    Gradients reach the arguments, the parameters of modules and every tensor in the closure of
+    `func`. The second evaluation uses the random numbers, autocast state and module tensors of the
+    first, and does not update running statistics. Inside `torch.func` transforms, which cannot
+    recompute, this is a plain call and stores the activations.
+
+    Args:
+        func: the function.
+        in_args: its arguments.
     """
     if not isinstance(in_args, (tuple, list, type(None))):
         raise TypeError(
@@ -28,21 +32,21 @@ def mem_gc(func: Callable[..., Any], in_args: tuple[Any, ...] | None = None) -> 
     args = () if in_args is None else tuple(in_args)
     if function_transforms_active():
         return func(*args)
-    again = _Recomputing()
-    # Recomputation is cut short by an exception, which a scripted function does not pass on.
-    whole = set_checkpoint_early_stop(False) if scripted(func) else nullcontext()
-    with whole:
+    recomputation = _Recomputation()
+    # Torch ends a recomputation early by an exception, which a scripted function does not pass on.
+    early_stop = set_checkpoint_early_stop(False) if scripted(func) else nullcontext()
+    with early_stop:
         out = checkpoint(
-            func, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), again)
+            func, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), recomputation)
         )
-    again.modules = ModuleState(func)  # now, with the masks that this call has drawn
+    recomputation.modules = ModuleState(func)  # after the call, with the masks that it has drawn
     return out
 
 
-class _Recomputing:
-    """The block in which activations are computed again; entered once per backward pass."""
+class _Recomputation:
+    """The context in which torch computes activations again, once per backward pass."""
 
-    modules: ModuleState | None = None  # as they are until the first evaluation has ended
+    modules: ModuleState | None = None  # None until the first evaluation has ended
 
     def __init__(self) -> None:
         self._block = ExitStack()

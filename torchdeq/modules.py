@@ -1,7 +1,7 @@
-"""The tensors of the modules that a callable reaches, as they are now.
+"""Snapshots of the tensors of all modules that a callable reaches.
 
-A call made in the backward pass must see the modules of the forward pass. By then
-`functional_call` has put other parameters back, the next forward pass may have reset norms and
+A call of `f` in the backward pass must see the tensors of the forward pass. Meanwhile
+`functional_call` has restored other parameters, the next forward pass may have reset norms and
 masks, and running statistics have been updated once already.
 """
 
@@ -20,12 +20,12 @@ from torchdeq.reach import reachable_modules, reachable_parameters, scripted
 
 __all__ = ["ModuleState", "mixes_samples", "reachable_parameters", "scripted"]
 
-_INNER = set(vars(nn.Module())) - {"training"}  # dicts that every module keeps for itself
-_NOTHING = object()
+_INTERNAL = set(vars(nn.Module())) - {"training"}  # attributes that every module has
+_ABSENT = object()
 
 
 class _Slot(NamedTuple):
-    """A place in a module and what a block should see there."""
+    """An entry in a dict of a module, and the value that it should have in a block."""
 
     entries: dict[str, Any]
     name: str
@@ -37,22 +37,21 @@ class _Slot(NamedTuple):
 
     @property
     def current(self) -> Any:
-        return self.entries.get(self.name, _NOTHING)
+        return self.entries.get(self.name, _ABSENT)
 
     def fill(self, value: Any) -> None:
-        if value is _NOTHING:
+        if value is _ABSENT:
             self.entries.pop(self.name, None)
         else:
             self.entries[self.name] = value
 
 
 class ModuleState:
-    """A snapshot of every module that `f` reaches: parameters, buffers, mode, own tensors.
+    """A snapshot of every module that `f` reaches: parameters, buffers, mode, other tensors.
 
-    Tensors that a module keeps as plain attributes count too, alone or in a dict: normalised
-    weights, dropout masks, an input that `forward` has left there. The entries of scripted modules
-    cannot be exchanged: they stay as they are, except that statistics they update in a block are
-    put back.
+    Other tensors are plain attributes, alone or in a dict: normalised weights, dropout masks, an
+    input that `forward` has stored. The entries of scripted modules cannot be exchanged and keep
+    their current tensors, but running statistics that they update in a block are restored after it.
     """
 
     def __init__(self, f: Any) -> None:
@@ -65,10 +64,12 @@ class ModuleState:
                 if part.training:
                     self._scripted += part.buffers(recurse=False)
                 continue
-            own = vars(part)
+            attributes = vars(part)
             self._parameters += _slots(part._parameters)
             self._others += _slots(part._buffers)
-            self._others += [_Slot(own, k, v) for k, v in own.items() if _belongs(k, v)]
+            self._others += [
+                _Slot(attributes, k, v) for k, v in attributes.items() if _is_state(k, v)
+            ]
             if getattr(part, "track_running_stats", False) and part.training:
                 self._statistics += _slots(part._buffers)
 
@@ -79,134 +80,141 @@ class ModuleState:
         detached: bool = False,
         replaced: dict[int, Tensor] | None = None,
     ) -> Iterator[None]:
-        """Return a block that sees the snapshot.
+        """Return a block in which the modules have the tensors of the snapshot.
 
-        What differs from the snapshot is exchanged in the modules themselves, for every thread. Two
-        threads may be in such blocks at once: each place gets back what it had when the last of
-        them ends. But a thread that uses a module while another one is in a block sees what that
-        block sees. So two threads may train one module at once if nothing is exchanged: first-order
-        gradients of a plain `f`, and `higher_order` ones of modules without batch statistics whose
-        masks and norms stay as they are. All other backward passes that evaluate `f` again
-        (`higher_order`, `mem_gc`, a compiled `f`) belong to one thread at a time.
+        Entries that differ from the snapshot are exchanged in the modules themselves, for every
+        thread. Two threads may be in such blocks at the same time: each entry gets its original
+        value back when the last block ends. But a thread that uses a module while another thread is
+        in a block sees the exchanged tensors. So two threads may train one module at the same time
+        only if nothing is exchanged: for first-order gradients of a plain `f`, and for
+        `higher_order` gradients of modules without batch statistics whose masks and norms do not
+        change. All other backward passes that evaluate `f` again (`higher_order`, `mem_gc`, a
+        compiled `f`) must run in one thread at a time.
 
         Args:
-            statistics: what normalisation layers in training do with their running statistics, on
-                which their values do not depend: update a copy, or have none. The last is what
-                function transforms need, which cannot write into a tensor.
-            detached: parameters require no gradient.
-            replaced: other tensors for those with these identities.
+            statistics: the running statistics of normalisation layers in training mode, which
+                update them but do not use them: `"copied"` gives the layers copies to update;
+                `"none"` gives them none, for function transforms, which cannot write into a tensor.
+            detached: whether parameters are detached.
+            replaced: tensors to use instead of others, by the `id` of the tensor to replace.
         """
         parameters = self._parameters
         if detached:
             parameters = [s._replace(value=s.value.detach()) for s in parameters]
         copied = statistics == "copied"
-        ours = [s._replace(value=s.value.clone() if copied else None) for s in self._statistics]
-        before = [(t, t.clone()) for t in self._scripted]
-        token = _exchange(_with(replaced, (*parameters, *self._others)), ours)
+        own = [s._replace(value=s.value.clone() if copied else None) for s in self._statistics]
+        buffers = [(t, t.clone()) for t in self._scripted]
+        block = _exchange(_with(replaced, (*parameters, *self._others)), own)
         try:
             yield
         finally:
-            _put_back(token)
+            _put_back(block)
             with torch.no_grad():
-                for t, value in before:  # all of them: batch_norm's writing is not counted
+                for t, value in buffers:  # all: versions do not count the writes of batch_norm
                     t.copy_(value)
 
     @contextmanager
     def exchanged(self, replaced: dict[int, Tensor]) -> Iterator[None]:
-        """Return a block that sees other tensors in modules, which otherwise stay as they are."""
+        """Return a block in which only these tensors are replaced, by `id`, in the modules."""
         slots = (*self._parameters, *self._others)
-        token = _exchange(_with(replaced, tuple(s for s in slots if id(s.value) in replaced)), [])
+        block = _exchange(_with(replaced, tuple(s for s in slots if id(s.value) in replaced)), [])
         try:
             yield
         finally:
-            _put_back(token)
+            _put_back(block)
 
 
 def _with(replaced: dict[int, Tensor] | None, slots: tuple[_Slot, ...]) -> tuple[_Slot, ...]:
+    """Return the slots with replaced values, by `id`."""
     if not replaced:
         return slots
     return tuple(s._replace(value=replaced.get(id(s.value), s.value)) for s in slots)
 
 
-class _Layers(NamedTuple):
-    """What the blocks that are open have put into one place, the latest last."""
+class _Stack(NamedTuple):
+    """The values that the open blocks have put into one entry, the latest block last."""
 
-    slot: _Slot  # with what was there before all of them
-    values: dict[int, Any]  # by block
+    slot: _Slot  # with the original value
+    values: dict[int, Any]  # by the number of the block
 
 
 class _Block(NamedTuple):
+    """An open block, with the entries that it has exchanged."""
+
     number: int
     slots: list[_Slot]
 
 
-_LOCK = Lock()  # only while entries are exchanged, never while a block runs: blocks nest
-_OPEN: dict[tuple[int, str], _Layers] = {}
+_LOCK = Lock()  # taken while entries are exchanged, not while a block runs: blocks nest
+_OPEN: dict[tuple[int, str], _Stack] = {}
 _last_block = 0
 
 
 def _exchange(snapshot: tuple[_Slot, ...], statistics: list[_Slot]) -> _Block:
-    """Fill the places that differ from the snapshot, and those of the statistics."""
+    """Open a block: set the entries that differ from the snapshot, and those of the statistics."""
     global _last_block
     with _LOCK:
-        wanted = [s for s in snapshot if s.current is not s.value or s.key in _OPEN]
+        changed = [s for s in snapshot if s.current is not s.value or s.key in _OPEN]
         _last_block += 1
-        block = _Block(_last_block, [*wanted, *statistics])
+        block = _Block(_last_block, [*changed, *statistics])
         for slot in block.slots:
-            layers = _OPEN.get(slot.key)
-            if layers is None:
-                layers = _OPEN[slot.key] = _Layers(slot._replace(value=slot.current), {})
-            layers.values[block.number] = slot.value
+            stack = _OPEN.get(slot.key)
+            if stack is None:
+                stack = _OPEN[slot.key] = _Stack(slot._replace(value=slot.current), {})
+            stack.values[block.number] = slot.value
             slot.fill(slot.value)
     return block
 
 
 def _put_back(block: _Block) -> None:
-    """Leave each place to the latest block still open, or as it was before all of them."""
+    """Close a block: give each entry the value of the latest open block, or its original value."""
     with _LOCK:
         for key in {slot.key for slot in block.slots}:
-            layers = _OPEN[key]
-            latest = next(reversed(layers.values))
-            del layers.values[block.number]
-            if not layers.values:
+            stack = _OPEN[key]
+            latest = next(reversed(stack.values))
+            del stack.values[block.number]
+            if not stack.values:
                 del _OPEN[key]
-                layers.slot.fill(layers.slot.value)
+                stack.slot.fill(stack.slot.value)
             elif latest == block.number:
-                layers.slot.fill(next(reversed(layers.values.values())))
+                stack.slot.fill(next(reversed(stack.values.values())))
 
 
 def _slots(tensors: dict[str, Any]) -> list[_Slot]:
     return [_Slot(tensors, name, t) for name, t in tensors.items() if t is not None]
 
 
-def _belongs(name: str, value: Any) -> bool:
-    """Return whether a plain attribute of a module is part of what it computes."""
+def _is_state(name: str, value: Any) -> bool:
+    """Return whether a plain attribute of a module can influence its result."""
     if isinstance(value, Tensor) or name == "training":
         return True
-    return type(value) is dict and name not in _INNER
+    return type(value) is dict and name not in _INTERNAL
 
 
 def mixes_samples(f: Any) -> bool:
-    """Return whether `f` is near a layer that normalises over the batch as it is.
+    """Return whether `f` uses a layer that normalises over the batch.
 
-    Asked at every forward pass, so only the callable itself, its owner, its closure and what it
-    wraps are looked at; a layer that hides elsewhere is found by a product in the backward pass.
+    Every forward pass asks this, so the search covers only the callable itself, its owner, its
+    closure and the function that it wraps. A product in the backward pass detects other layers.
     """
-    return any(normalises_over_batch(part) for module in _near(f, 3) for part in module.modules())
+    modules = _direct_modules(f, 3)
+    return any(normalises_over_batch(part) for module in modules for part in module.modules())
 
 
-def _near(f: Any, depth: int) -> Iterator[nn.Module]:
+def _direct_modules(f: Any, depth: int) -> Iterator[nn.Module]:
+    """Yield the modules that `f` reaches in at most `depth` steps, without looking into them."""
     if isinstance(f, nn.Module):
         yield f
     elif depth and callable(f) and not isinstance(f, (Tensor, type)):
         cells = getattr(f, "__closure__", None) or ()
-        nearby = [getattr(f, "__self__", None), getattr(f, "func", None)]
-        nearby += [getattr(f, "__wrapped__", None), *(c.cell_contents for c in cells if _full(c))]
-        for thing in nearby:
-            yield from _near(thing, depth - 1)
+        parts = [getattr(f, "__self__", None), getattr(f, "func", None)]
+        parts += [getattr(f, "__wrapped__", None), *(c.cell_contents for c in cells if _is_set(c))]
+        for part in parts:
+            yield from _direct_modules(part, depth - 1)
 
 
-def _full(cell: Any) -> bool:
+def _is_set(cell: Any) -> bool:
+    """Return whether a variable of a closure has a value."""
     try:
         return cell.cell_contents is not None
     except ValueError:  # the variable was deleted

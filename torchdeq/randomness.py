@@ -1,4 +1,4 @@
-"""Random numbers drawn once more: dropout masks of a call that is repeated."""
+"""The state of random generators: a repeated call must draw the same random numbers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 
 class Randomness:
-    """The state of the random generators of the host and of one device, as it is now."""
+    """A snapshot of the random generators of the host and of one device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._states = self._now()
+        self._states = self._current()
 
-    def _now(self) -> list[torch.Tensor]:
+    def _current(self) -> list[torch.Tensor]:
         states = [torch.get_rng_state()]
         if self._device.type != "cpu":
             states.append(torch.get_device_module(self._device).get_rng_state(self._device))
@@ -23,18 +23,18 @@ class Randomness:
 
     @property
     def used(self) -> bool:
-        """Whether numbers have been drawn since."""
-        return not all(map(torch.equal, self._states, self._now()))
+        """Whether random numbers have been drawn since the snapshot."""
+        return not all(map(torch.equal, self._states, self._current()))
 
     @contextmanager
     def replayed(self) -> Iterator[None]:
-        """A block that draws the same numbers; those drawn afterwards are not affected."""
-        now = self._now()
+        """Return a block that starts from the snapshot; the current state is restored after it."""
+        current = self._current()
         self._set(self._states)
         try:
             yield
         finally:
-            self._set(now)
+            self._set(current)
 
     def _set(self, states: list[torch.Tensor]) -> None:
         torch.set_rng_state(states[0])

@@ -1,4 +1,4 @@
-"""Names for things: one registry class serves solvers, backwards, norms, cores and presets."""
+"""The registry class, used for solvers, backwards, norms, cores, weight functions and presets."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, overload
 
+__all__ = ["Registry", "UnknownName", "suggest"]
+
 T = TypeVar("T")
 E = TypeVar("E")
 
 
 def suggest(name: object, known: Iterable[str]) -> str:
-    """The tail of an error about an unknown name: the nearest known one, then all of them."""
+    """Return the end of an error about an unknown name: the nearest known name, then all names."""
     known = list(known)
     near = difflib.get_close_matches(str(name), known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ";"
@@ -24,59 +26,59 @@ def suggest(name: object, known: Iterable[str]) -> str:
 def build(
     kind: type[T], what: str, options: Mapping[str, Any], aliases: Mapping[str, str] | None = None
 ) -> T:
-    """A dataclass made from options; an unknown one is an error with a suggestion.
+    """Return an instance of a dataclass; raise with a suggestion for an unknown option.
 
     Args:
         kind: the dataclass.
-        what: how errors call it.
-        options: its fields, or other names of them.
-        aliases: those other names.
+        what: its name in errors.
+        options: values of its fields, by name or alias.
+        aliases: the field names, by alias.
     """
     if not is_dataclass(kind):
         raise TypeError(
             f"{what} cannot be built: {kind.__name__} must be decorated with "
             "@dataclass(frozen=True, kw_only=True); its fields are the options"
         )
-    known = [f.name for f in fields(kind) if f.init]
-    given = {(aliases or {}).get(name, name): value for name, value in options.items()}
-    if len(given) < len(options):
+    names = [f.name for f in fields(kind) if f.init]
+    values = {(aliases or {}).get(name, name): value for name, value in options.items()}
+    if len(values) < len(options):
         raise TypeError(f"{what} got an option twice, under two names: {sorted(options)}")
-    for name in given:
-        if name not in known:
-            raise TypeError(f"{what} has no option {name!r}{suggest(name, known)}")
-    return kind(**given)
+    for name in values:
+        if name not in names:
+            raise TypeError(f"{what} has no option {name!r}{suggest(name, names)}")
+    return kind(**values)
 
 
 def check_class(kind: object, base: type, what: str, needs: str, complete: bool = True) -> None:
     """Raise `TypeError` unless `kind` is a frozen dataclass derived from `base`.
 
     Args:
-        kind: what a program registers.
-        base: the class it must derive from.
-        what: how the error calls it.
-        needs: the methods it must have, in words.
-        complete: whether it has them.
+        kind: the class that a program registers.
+        base: the class that it must derive from.
+        what: its name in the error.
+        needs: the methods that it must define, in words.
+        complete: whether it defines these methods.
     """
     if not (isinstance(kind, type) and issubclass(kind, base)):
-        lack = f"{kind!r} is no such class"
+        problem = f"{kind!r} is not derived from {base.__name__}"
     elif not is_dataclass(kind):
-        lack = f"{kind.__name__} is no dataclass"
+        problem = f"{kind.__name__} is not a dataclass"
     elif not kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        lack = f"{kind.__name__} is not frozen"
+        problem = f"{kind.__name__} is not frozen"
     elif undeclared := _undeclared(kind):
-        lack = f"{kind.__name__} is not decorated itself, and {undeclared!r} is no option of it"
+        problem = f"{kind.__name__} is not decorated itself, so {undeclared!r} is not a field"
     elif not complete:
-        lack = f"{kind.__name__} lacks them"
+        problem = f"{kind.__name__} does not define {needs}"
     else:
         return
     raise TypeError(
-        f"{what} is a class derived from {base.__name__}, decorated with "
-        f"@dataclass(frozen=True, kw_only=True), its options as fields, and with {needs}: {lack}"
+        f"{what} must be a class derived from {base.__name__}, decorated with @dataclass("
+        f"frozen=True, kw_only=True), with its options as fields, that defines {needs}: {problem}"
     )
 
 
 def _undeclared(kind: type) -> str | None:
-    """Return an annotated attribute that is no field, since a base class alone was decorated."""
+    """Return an annotated attribute that is not a field because only a base class is decorated."""
     if "__dataclass_fields__" in vars(kind):
         return None
     return next(
@@ -85,17 +87,17 @@ def _undeclared(kind: type) -> str | None:
 
 
 class UnknownName(KeyError):
-    """A ``KeyError`` whose message reads as a sentence (``KeyError`` itself would quote it)."""
+    """A `KeyError` that prints its message without the quotes of `KeyError`."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class Registry(Mapping[str, T]):
-    """A mapping from names to entries that explains itself when a name is unknown.
+    """A mapping from names to entries; an unknown name raises an error with a suggestion.
 
-    Names present when :meth:`seal` is called are built in and cannot be replaced; a name registered
-    later is the user's own, and registering it again replaces the entry with a warning.
+    Names that are registered before `seal` is called are built in and cannot be replaced. A name
+    registered later belongs to the user: registering it again replaces the entry, with a warning.
 
     Args:
         kind: the kind of entries in messages, e.g. "solver".
@@ -116,7 +118,7 @@ class Registry(Mapping[str, T]):
     @overload
     def register(self, name: str, entry: E) -> E: ...
     def register(self, name: str, entry: E | None = None) -> E | Callable[[E], E]:
-        """Add ``entry`` under ``name``; without an entry, return a decorator that does so."""
+        """Add `entry` under `name`; without an entry, return a decorator that does so."""
         if entry is None:
             return lambda later: self.register(name, later)
         if not isinstance(name, str) or not name:
@@ -129,7 +131,7 @@ class Registry(Mapping[str, T]):
             if name in other:
                 raise ValueError(f"{name!r} is a {other.kind} already: choose another name")
         if name in self._entries:
-            warnings.warn(f"{self.kind} {name!r} was registered before; replaced", stacklevel=2)
+            warnings.warn(f"{self.kind} {name!r} was registered before: replaced", stacklevel=2)
         self._entries[name] = entry  # type: ignore[assignment]
         return entry
 

@@ -1,4 +1,4 @@
-"""Beside ``torch.compile``: what must run as plain Python, inside and around compiled code."""
+"""Code that must run as plain Python, inside and around code that `torch.compile` compiles."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ R = TypeVar("R")
 
 
 def untraced(fn: Callable[P, R]) -> Callable[P, R]:
-    """``fn``, at which ``torch.compile`` breaks its graph once instead of looking inside.
+    """Return `fn` such that `torch.compile` breaks its graph there and does not trace `fn`.
 
-    For loops that decide by values. What ``fn`` calls may itself be compiled.
+    For loops whose control flow depends on values. Functions that `fn` calls may be compiled.
     """
     hidden = without_compiler(fn)
 
@@ -32,7 +32,7 @@ def untraced(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def eagerly() -> AbstractContextManager[Any]:
-    """A block in which compiled functions run as they were written, call by call."""
+    """Return a block in which compiled functions run eagerly, as plain Python."""
     if not compiler_loaded():
         return nullcontext()
     stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")

@@ -24,7 +24,7 @@ def states() -> list[Tensor]:
 
 @pytest.fixture
 def own_names() -> Iterator[None]:
-    """Weight functions registered in a test end with it."""
+    """Remove the weight functions that a test registers."""
     before = dict(WEIGHTS._entries)
     yield
     WEIGHTS._entries = before

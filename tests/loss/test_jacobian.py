@@ -1,29 +1,15 @@
-"""Jacobian regularisation: its size, its gradient, and beside an implicit loss."""
+"""Jacobian regularisation: its value, its gradient, and its use beside an implicit loss."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests import problems
+from tests.loss.jacobians import jacobians, leaf
 from torchdeq import Implicit, StopRule, fixed_point
 from torchdeq.loss import jac_reg
-
-
-def leaf(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, dtype=dtype, requires_grad=True)
-
-
-def jacobians(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
-    """(B, D, D) the Jacobian of every sample by itself."""
-    blocks = []
-    for i in range(len(z)):
-        full = torch.autograd.functional.jacobian(f, z[i : i + 1].detach())
-        blocks.append(full.reshape(z[0].numel(), z[0].numel()))
-    return torch.stack(blocks)
 
 
 def test_has_the_scale_of_0_1_0() -> None:
@@ -110,7 +96,7 @@ def test_an_empty_batch_costs_nothing() -> None:
 
 @pytest.mark.parametrize("attached", [False, True])
 def test_trains_beside_an_implicit_loss(attached: bool) -> None:
-    """Attached, the term is differentiated through the fixed point as well."""
+    """Compare with unrolling; attached, the term is differentiated through the fixed point too."""
     W = (0.5 * problems.contraction(0.9, 4)).requires_grad_()
     x = torch.randn(3, 4, dtype=torch.float64)
 

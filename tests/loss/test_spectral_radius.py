@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,20 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests import problems
+from tests.loss.jacobians import jacobians, leaf
 from torchdeq.loss import power_method, spectral_radius
-
-
-def leaf(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, dtype=dtype, requires_grad=True)
-
-
-def jacobians(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
-    """(B, D, D) the Jacobian of every sample by itself."""
-    blocks = []
-    for i in range(len(z)):
-        full = torch.autograd.functional.jacobian(f, z[i : i + 1].detach())
-        blocks.append(full.reshape(z[0].numel(), z[0].numel()))
-    return torch.stack(blocks)
 
 
 def radii(J: Tensor) -> Tensor:
@@ -33,7 +20,7 @@ def radii(J: Tensor) -> Tensor:
 
 
 def radius_of(A: Tensor, batch: int = 2, **options: Any) -> Tensor:
-    """The radius of ``z -> A z`` by the library."""
+    """Return the radius of `z -> A z` by the library."""
     z = leaf(batch, len(A), dtype=A.dtype)
     return power_method(z @ A.mT, z, **options).radius
 
@@ -44,7 +31,7 @@ def radius_of_map(A: Tensor, **options: Any) -> Tensor:
 
 
 def blocks(*parts: Tensor) -> Tensor:
-    """The blocks on the diagonal, in random coordinates that are not orthogonal."""
+    """Return a block-diagonal matrix in random coordinates that are not orthogonal."""
     A = torch.block_diag(*parts)
     T = torch.eye(len(A), dtype=A.dtype) + 0.3 * problems.contraction(1.0, len(A), seed=3)
     return T @ A @ torch.linalg.inv(T)
@@ -145,7 +132,7 @@ def test_a_restart_survives_exhausted_spaces_and_coinciding_eigenvectors(basis: 
     zeros = torch.zeros(197, 197, dtype=torch.float64)
     nilpotent = torch.block_diag(chain, zeros)
     jordan = torch.block_diag(chain + 0.9 * torch.eye(3, dtype=torch.float64), zeros)
-    hard = problems.contraction(1.0, 200)  # the one that makes the others go on
+    hard = problems.contraction(1.0, 200)  # converges last, so the others must restart
     A = torch.stack((nilpotent, jordan, torch.eye(200, dtype=torch.float64), hard))
     z = torch.zeros(4, 200, dtype=torch.float64)
     got = spectral_radius(lambda v: torch.bmm(v[:, None], A)[:, 0], z, basis=basis).radius
@@ -216,8 +203,16 @@ def test_autocast_does_not_reach_the_arithmetic() -> None:
     A = problems.rotation(0.9, 60).float()
     z = leaf(2, 60, dtype=torch.float32)
     f0 = z @ A.mT
+    seen = []
+
+    def product(v: Tensor) -> Tensor:
+        seen.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None)
+        return v @ A
+
     with torch.autocast("cpu", dtype=torch.bfloat16):
         pair = power_method(f0, z)
+        spectral_radius(product, z, 3)
+    assert seen == [torch.bfloat16] * 3  # the products themselves are the program's
     assert pair.radius.dtype == pair.vector.dtype == torch.float32
     torch.testing.assert_close(pair.radius, torch.full((2,), 0.9), rtol=0.05, atol=0)
 

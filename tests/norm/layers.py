@@ -1,4 +1,4 @@
-"""Layers for the tests of norms."""
+"""Layers and reference formulas for the tests of norms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchdeq.norm import apply_norm, reset_norm
+from torchdeq.norm import NORMS, apply_norm, reset_norm
 
 MODULES: list[Callable[[], Any]] = [
     lambda: nn.Linear(5, 4),
@@ -20,10 +20,17 @@ MODULES: list[Callable[[], Any]] = [
     lambda: nn.ConvTranspose2d(2, 4, 3),
     lambda: nn.ConvTranspose3d(2, 3, 2),
 ]
-every_norm = pytest.mark.parametrize("norm_type", ["weight_norm", "spectral_norm"])
+every_norm = pytest.mark.parametrize("norm_type", list(NORMS))
+
+#: The norm N(V) of a matrix V, for each registered norm.
+SIZES: dict[str, Callable[[Tensor], Tensor]] = {
+    "weight_norm": lambda V: V.square().sum(1, keepdim=True).sqrt(),
+    "spectral_norm": lambda V: torch.linalg.matrix_norm(V, 2),
+}
 
 
 def normalised(norm_type: str, forward: bool = True, **options: Any) -> Any:
+    """Return a layer with a norm, by default after one forward and backward pass."""
     layer = nn.Linear(5, 4)
     apply_norm(layer, norm_type, **options)
     if forward:
@@ -34,6 +41,6 @@ def normalised(norm_type: str, forward: bool = True, **options: Any) -> Any:
 
 
 def raw(layer: Any) -> Tensor:
-    """The parameter behind the weight."""
-    result: Tensor = layer.weight_orig if hasattr(layer, "weight_orig") else layer.weight_v
-    return result
+    """Return the parameter V behind the weight."""
+    V: Tensor = getattr(layer, f"weight_{layer._deq_norm.raw}")
+    return V

@@ -1,4 +1,4 @@
-"""Which modules of a model are normalised, how, and what an own norm needs."""
+"""Functions on models: which modules are normalised, their options, norms of one's own."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import orthogonal
 
 import torchdeq.norm.apply as functions
+from tests.norm.layers import every_norm
 from torchdeq.norm import (
     NORMS,
     SpectralNorm,
@@ -36,11 +37,11 @@ class Block(nn.Module):
 
 
 def normalised(model: nn.Module) -> set[str]:
-    """The names of the modules that have a norm."""
+    """Return the names of the modules that have a norm."""
     return {name for name, module in model.named_modules() if hasattr(module, "_deq_norm")}
 
 
-@pytest.mark.parametrize("norm_type", ["weight_norm", "spectral_norm"])
+@every_norm
 def test_linear_and_convolutional_layers_are_normalised_and_nothing_else(norm_type: str) -> None:
     model = Block()
     state = torch.get_rng_state()
@@ -161,11 +162,11 @@ def test_options_of_a_program_count_and_win_with_a_warning() -> None:
     assert layer._deq_norm == SpectralNorm(["weight"], [0], False, 0.5, False, 2.0, 3)
     assert vars(args) == flags | {"lr": 0.1}
     remove_norm(layer)
-    with pytest.warns(UserWarning, match="clip=True is overruled by norm_clip in args"):
+    with pytest.warns(UserWarning, match="clip=True is overridden by norm_clip in args"):
         apply_norm(layer, args=args, clip=True)
     remove_norm(layer)
     with pytest.warns(
-        UserWarning, match="'spectral_norm' is overruled by norm_type 'none' in args"
+        UserWarning, match="'spectral_norm' is overridden by norm_type 'none' in args"
     ):
         apply_norm(layer, "spectral_norm", args={"norm_type": "none"})
 
@@ -185,7 +186,7 @@ def test_unknown_options_and_norms_are_errors_with_a_suggestion() -> None:
 
 @pytest.fixture
 def own_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget what a test registers."""
+    """Remove the names that a test registers."""
     monkeypatch.setattr(NORMS, "_entries", dict(NORMS._entries))
     for cls in (WeightNorm, SpectralNorm):
         monkeypatch.setattr(cls, "_target_modules", dict(cls._target_modules))
@@ -245,7 +246,7 @@ class HalfNorm:
 @pytest.mark.usefixtures("own_names")
 def test_norms_written_for_0_1_0_work_by_name() -> None:
     class Own(nn.Linear):
-        """Its norm looks the exact type up, so it is not offered subclasses."""
+        """A subclass: norms written for 0.1.0 look the exact type up, so they skip it."""
 
     register_norm("half", HalfNorm)
     model: Any = nn.Sequential(nn.Linear(2, 3), Own(3, 3), nn.Conv1d(3, 3, 1))
@@ -284,7 +285,7 @@ def test_published_import_paths() -> None:
     }.items():  # fmt: skip
         module = importlib.import_module(f"torchdeq.norm.{path}")
         for name in names:
-            ours = getattr(functions, name, None) or getattr(
+            expected = getattr(functions, name, None) or getattr(
                 importlib.import_module("torchdeq.norm"), name
             )
-            assert getattr(module, name) is ours
+            assert getattr(module, name) is expected

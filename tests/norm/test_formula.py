@@ -1,4 +1,4 @@
-"""What the norms compute, and its gradients."""
+"""The formulas of the norms, and their gradients."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
+from tests.norm.layers import SIZES, every_norm, raw
 from torchdeq.norm import NORMS, SpectralNorm, WeightNorm, apply_norm, reset_norm
 from torchdeq.norm.spectral import leading_singular_vectors
 
@@ -26,7 +27,7 @@ LAYERS: list[tuple[Any, int]] = [
 
 
 def rows(weight: Tensor, dim: int) -> Tensor:
-    """The weight as a matrix, its rows in ``dim``."""
+    """Return the weight as a matrix, its rows first."""
     return weight.movedim(dim, 0).flatten(1)
 
 
@@ -89,7 +90,7 @@ def test_degenerate_matrices_have_unit_vectors(matrix: Tensor) -> None:
         torch.testing.assert_close(x.norm(), torch.tensor(1.0))
 
 
-@pytest.mark.parametrize("norm_type", ["weight_norm", "spectral_norm"])
+@every_norm
 @pytest.mark.parametrize("clip_value", [0.5, 1.0, 3.0])
 def test_the_clip_bounds_the_factor_and_no_scale_fixes_it(
     norm_type: str, clip_value: float
@@ -97,16 +98,14 @@ def test_the_clip_bounds_the_factor_and_no_scale_fixes_it(
     layer: Any = nn.Linear(6, 5).double()
     with torch.no_grad():
         layer.weight.mul_(torch.tensor([0.1, 0.3, 1, 3, 10]).double()[:, None])
-    raw = layer.weight.detach().clone()
+    V = layer.weight.detach().clone()
     apply_norm(
         layer, norm_type, learn_scale=False, target_norm=0.7, clip=True, clip_value=clip_value
     )
     assert not hasattr(layer, "weight_g")
     reset_norm(layer)
-    size = raw.norm(dim=1, keepdim=True)
-    if norm_type == "spectral_norm":
-        size = torch.linalg.matrix_norm(raw, 2)
-    torch.testing.assert_close(layer.weight, raw * (0.7 / size).clamp(max=clip_value))
+    expected = V * (0.7 / SIZES[norm_type](V)).clamp(max=clip_value)
+    torch.testing.assert_close(layer.weight, expected)
 
 
 def parts(norm: Any, weight: Tensor) -> dict[str, Tensor]:
@@ -114,7 +113,7 @@ def parts(norm: Any, weight: Tensor) -> dict[str, Tensor]:
         return {k: v.clone() for k, v in norm.split(weight, 0).items()}
 
 
-@pytest.mark.parametrize("cls", [WeightNorm, SpectralNorm])
+@pytest.mark.parametrize("cls", NORMS.values(), ids=list(NORMS))
 @pytest.mark.parametrize("options", [{}, {"learn_scale": False}, {"clip": True, "clip_value": 0.8}])
 def test_gradients_reach_the_parameters_exactly_to_second_order(cls: Any, options: Any) -> None:
     norm = cls(["weight"], [0], **options)
@@ -144,7 +143,7 @@ def test_the_gradient_of_the_spectral_norm_is_that_of_the_singular_value() -> No
 
 
 class StrictClamp(torch.autograd.Function):
-    """A clamp without gradient at its bound, as torch 2.15 has it."""
+    """A clamp without gradient at its bound, as in torch 2.15."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bound: float) -> Tensor:
@@ -156,28 +155,26 @@ class StrictClamp(torch.autograd.Function):
         return grad * ctx.saved_tensors[0], None
 
 
-@pytest.mark.parametrize("norm_type", ["weight_norm", "spectral_norm"])
+@every_norm
 def test_the_gradient_of_the_scale_at_the_clip_is_whole_on_every_torch(
     norm_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Tensor, "clamp", lambda x, max: StrictClamp.apply(x, max))
     layer: Any = nn.Linear(3, 2).double()
-    if norm_type == "spectral_norm":  # a matrix of norm 1, so that g / sigma is exactly 1
-        layer.weight = nn.Parameter(torch.tensor([[1.0, 0, 0], [0, 0.5, 0]], dtype=torch.float64))
+    # A matrix of norm 1 with exact singular vectors, so that g / N is exactly 1: at the clip.
+    layer.weight = nn.Parameter(torch.tensor([[1.0, 0, 0], [0, 0.5, 0]], dtype=torch.float64))
     G = torch.tensor([[1.0, -2, 3], [4, 5, -6]], dtype=torch.float64)
-    apply_norm(layer, norm_type, clip=True)  # starts exactly at the clip, g / N = 1
-    if norm_type == "spectral_norm":
-        layer.weight_u.copy_(torch.tensor([1.0, 0]))
-        layer.weight_v.copy_(torch.tensor([1.0, 0, 0]))
-        reset_norm(layer.eval())
-    raw = layer.weight_v if norm_type == "weight_norm" else layer.weight_orig
+    apply_norm(layer, norm_type, clip=True)
+    for vector in layer.buffers():
+        vector.copy_(torch.eye(len(vector))[0])  # u and v of the spectral norm
+    reset_norm(layer.eval())
     size = layer.weight_g.detach()  # of each row, or of the matrix
-    assert torch.equal(layer.weight, raw)
+    assert torch.equal(layer.weight, raw(layer))
     (layer.weight * G).sum().backward()
-    torch.testing.assert_close(layer.weight_g.grad, (raw * G / size).sum(1, keepdim=True))
+    torch.testing.assert_close(layer.weight_g.grad, (raw(layer) * G / size).sum(1, keepdim=True))
 
 
-@pytest.mark.parametrize("norm_type", ["weight_norm", "spectral_norm"])
+@every_norm
 @pytest.mark.parametrize("learn_scale", [True, False])
 def test_a_layer_of_zeros_stays_finite_and_learns(norm_type: str, learn_scale: bool) -> None:
     layer: Any = nn.Linear(4, 3)
@@ -236,21 +233,19 @@ def test_a_second_forward_pass_leaves_the_graph_of_the_first_alone() -> None:
     assert layer.weight_orig.grad.norm() > 0
 
 
-@pytest.mark.parametrize("norm_type", list(NORMS))
+@every_norm
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_every_precision(norm_type: str, dtype: torch.dtype) -> None:
     layer: Any = nn.Conv2d(3, 4, 3).to(dtype)
     apply_norm(layer, norm_type)
     reset_norm(layer)
     assert all(t.dtype is dtype for t in (layer.weight, *layer.state_dict().values()))
-    exact = nn.Conv2d(3, 4, 3)
-    exact.load_state_dict({"weight": layer.weight, "bias": layer.bias})
-    if norm_type == "spectral_norm":
-        sigma = torch.linalg.matrix_norm(exact.weight.flatten(1), 2)
-        assert sigma.item() == pytest.approx(1, abs=2e-2)
+    size = SIZES[norm_type](layer.weight.float().flatten(1))
+    expected = layer.weight_g.float().flatten(1) if NORMS[norm_type].keeps_weight else 1.0
+    assert ((size / expected - 1).abs() < 2e-2).all()
 
 
-@pytest.mark.parametrize("norm_type", list(NORMS))
+@every_norm
 def test_autocast_does_not_touch_the_weights(norm_type: str) -> None:
     layer: Any = nn.Linear(16, 16)
     apply_norm(layer, norm_type)

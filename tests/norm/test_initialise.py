@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.norm.layers import MODULES, every_norm, normalised, raw
-from torchdeq.norm import apply_norm, reset_norm
+from tests.norm.layers import MODULES, SIZES, every_norm, normalised, raw
+from torchdeq.norm import NORMS, apply_norm, reset_norm
 
 
 def applied(norm_type: str, weight: Tensor, dim: int = 0) -> Tensor:
-    """What a layer with this weight computes after apply_norm: spectral norm 1 if that is asked."""
-    if norm_type == "weight_norm":
+    """Return the weight of a layer after apply_norm: unchanged, or scaled to the norm 1."""
+    if NORMS[norm_type].keeps_weight:
         return weight
-    return weight / torch.linalg.matrix_norm(weight.movedim(dim, 0).flatten(1), 2)
+    return weight / SIZES[norm_type](weight.movedim(dim, 0).flatten(1))
 
 
 @every_norm
@@ -65,7 +65,10 @@ def test_every_initialiser_after_apply_norm_counts(
     torch.testing.assert_close(layer.weight, applied(norm_type, wanted))
     assert torch.equal(raw(layer), wanted)
     assert [name for name, _ in layer.named_parameters()] == names
-    for key, value in layer.state_dict().items():  # a copy made in between knows it as well
+    for (
+        key,
+        value,
+    ) in layer.state_dict().items():  # as in a copy made before the reset
         torch.testing.assert_close(value, saved[key])
 
 

@@ -21,7 +21,7 @@ from torchdeq.norm import NORMS, apply_norm, remove_norm, reset_norm
 
 
 def assert_alive(layer: Any, twin: Any) -> None:
-    """The layer computes what its twin does, with a graph of its own."""
+    """Check that the layer computes the same as its twin, with a graph of its own."""
     x = torch.randn(3, 5)
     torch.testing.assert_close(layer(x), twin(x))
     layer(x).square().sum().backward()
@@ -321,7 +321,7 @@ def test_an_old_weight_is_freed_without_a_collection() -> None:
 def test_evaluation_uses_weights_that_were_swapped_in_behind_autograd(
     norm_type: str, swap: str
 ) -> None:
-    """The average of weights takes the place of the trained ones, and they take it back."""
+    """Swap an average of the weights in, and the trained weights back."""
     layer = normalised(norm_type).eval()
     average = copy.deepcopy(layer)
     with torch.no_grad():
@@ -356,7 +356,7 @@ def test_evaluation_uses_weights_that_were_swapped_in_behind_autograd(
 
 
 def applied_formula(layer: Any, norm_type: str) -> Tensor:
-    """The weight of a linear layer by its formula, with the buffers that it has."""
+    """Return the weight of a linear layer by its formula, with its current buffers."""
     with torch.no_grad():
         if norm_type == "weight_norm":
             v: Tensor = layer.weight_v

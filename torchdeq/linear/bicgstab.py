@@ -1,4 +1,4 @@
-"""BiCGStab: short recurrences for non-symmetric systems, two products a step."""
+"""BiCGStab: short recurrences for non-symmetric systems, two products per step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torchdeq.linear.base import LINEAR, LinearSolver, System
 from torchdeq.numbers import row_norm
 
-_PATIENCE = 8  # steps without any gain before the recurrence starts over
+_PATIENCE = 8  # steps without a smaller residual before the recurrence restarts
 
 
 @LINEAR.register("bicgstab")
@@ -18,11 +18,12 @@ _PATIENCE = 8  # steps without any gain before the recurrence starts over
 class BiCGStab(LinearSolver):
     """Stabilised bi-conjugate gradients (van der Vorst, 1992).
 
-    Seven states of memory whatever the number of steps. The recurrence's residual drifts from the
-    true one in low precision, so when it claims success (or breaks down) one product measures the
-    truth, and the method starts over from there if that is not good enough. The answer is never one
-    with a larger residual than the start has, nor an enormous one that solves nothing, as a
-    singular system may suggest. In single precision it stalls earlier than GMRES.
+    The memory is seven states for any number of steps. In low precision the residual of the
+    recurrence drifts away from the true residual. So when the recurrence reports convergence, or
+    breaks down, one product measures the true residual, and the method restarts from there if it is
+    too large. The solution never has a larger residual than the start, and is never the enormous
+    vector with a large residual that a singular system may give. In single precision BiCGStab
+    stalls earlier than GMRES.
     """
 
     @property
@@ -35,7 +36,7 @@ class BiCGStab(LinearSolver):
         system.note(size)
         done = system.over(size)
         while system.left > 2 and not system.every(done, now=True):
-            since = system.notes
+            first_note = system.notes
             trial = self._recurrence(system, x, r, size, done)
             trial_r = system.b - system.product(trial)
             trial_size, length = row_norm(trial_r), row_norm(trial)
@@ -45,13 +46,13 @@ class BiCGStab(LinearSolver):
             stalled = idle & ~system.solved(least) & system.at_floor(least, length)
             x, r = (torch.where(better[:, None], *p) for p in ((trial, x), (trial_r, r)))
             size = least
-            system.correct(since, size)
+            system.correct(first_note, size)
             system.note(torch.where((trial_size < torch.inf) | done, size, torch.nan))
             if system.checks:
                 system.stall(stalled)
-            # No gain: the floor of the precision, or a breakdown that no new start cures.
+            # No gain: the floor of the precision, or a breakdown that a restart does not cure.
             done = done | stalled | ~better | system.over(size)
-        # Too few products left for that: steepest descent.
+        # Too few products are left for the recurrence: take steps of steepest descent.
         while system.left and not system.every(done, now=True):
             x, r, size = self._descend(system, x, r, size, done)
             system.note(size)
@@ -60,12 +61,12 @@ class BiCGStab(LinearSolver):
 
     @staticmethod
     def _recurrence(system: System, x: Tensor, r: Tensor, unit: Tensor, done: Tensor) -> Tensor:
-        """Iterate until the recurrence claims success or stops improving; returns its best x.
+        """Iterate until the recurrence reports convergence or stagnates; return its best x.
 
-        It works on residuals of norm 1: products of very large or small ones leave the range.
+        The residuals are scaled to norm 1, so that their products neither overflow nor underflow.
         """
         scale = torch.where((unit > 0) & (unit < torch.inf), unit, 1.0)[:, None]
-        known = system.take_first() / scale if r is system.b and system.knows_first else None
+        first = system.take_first() / scale if r is system.b and system.knows_first else None
         r = torch.where(done[:, None], 0.0, r / scale)
         d = best = torch.zeros_like(r)
         shadow, p, rho = r, r, _dot(r, r)
@@ -73,8 +74,8 @@ class BiCGStab(LinearSolver):
         scale = scale[:, 0]
         ended = done
         while system.left > 2:
-            v = system.product(p) if known is None else known
-            known = None
+            v = system.product(p) if first is None else first
+            first = None
             alpha = _ratio(rho, _dot(shadow, v))
             s = r - alpha * v
             t = system.product(s)
@@ -101,25 +102,26 @@ class BiCGStab(LinearSolver):
     def _descend(
         system: System, x: Tensor, r: Tensor, size: Tensor, done: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Go along the residual to where its norm is smallest; returns x, residual and norm."""
+        """Minimise the residual norm along the residual; return x, its residual and the norm."""
         scale = torch.where((size > 0) & (size < torch.inf), size, 1.0)[:, None]
         Ar = system.product(r)
         image = Ar / scale
         square = _dot(image, image)
         omega = _ratio(_dot(image, r / scale), square)
-        # An image that is next to nothing says nothing about the length of a step.
-        seen = (square > torch.finfo(r.dtype).eps) & ~done[:, None]
+        # An image of almost zero does not determine the length of the step.
+        measurable = (square > torch.finfo(r.dtype).eps) & ~done[:, None]
         broken = ~(square < torch.inf)[:, 0] & ~done
-        usable = seen & ~broken[:, None]
+        usable = measurable & ~broken[:, None]
         x = torch.where(usable, x + omega * r, x)
         r = torch.where(usable, r - omega * Ar, r)
         return x, r, torch.where(broken, torch.nan, row_norm(r))
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """Return (B, 1) the inner products of rows."""
     return (a * b).sum(1, keepdim=True)
 
 
 def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """Return a / b, and 0 where that is not finite."""
+    """Return `a / b`, with 0 where it is not finite."""
     return (a / b).nan_to_num_(0.0, 0.0, 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +13,17 @@ from torchdeq.linear.base import LINEAR, LinearSolver, System
 from torchdeq.linear.hessenberg import Hessenberg
 from torchdeq.numbers import from_host, row_norm, small_dtype, to_host
 
-# A full cycle that leaves this share of a residual will not do better next time.
+# A cycle that leaves more than this fraction of a residual: the next one will not do better.
 _STAGNANT = 0.999
+
+
+class _Cycle(NamedTuple):
+    """The result of one cycle, with residuals by the recurrence (estimates, not measured)."""
+
+    x: Tensor  # (B, D)
+    residual: Tensor  # (B, D)
+    estimates: Tensor  # (K, B) the residual norm after each product
+    nfe: list[int]  # the number of products behind each estimate
 
 
 @LINEAR.register("gmres")
@@ -25,15 +35,15 @@ class GMRES(LinearSolver):
     A V_k = V_{k+1} \bar H_k$$
 
     The basis is orthogonalised twice (classical Gram-Schmidt as batched products) in the working
-    precision. The small algebra is done in float64 on the host, which reads one row per system
-    every `check_every` products; without a tolerance nothing is read, and it stays on the device,
-    in the best precision that the device has. Memory: `restart + 1` states.
+    precision. With a tolerance, the small linear algebra runs in float64 on the host, which reads
+    one row per system every `check_every` products. Without a tolerance nothing is read: it runs on
+    the device, in the best precision of the device. Memory: `restart + 1` states.
 
     Args:
-        restart: products before the basis is thrown away.
-        confirm: spend one product per cycle on measuring the residual, instead of trusting the
-            recurrence, which in low precision, for nearly singular systems and for rows that are
-            not independent promises too much.
+        restart: the number of products after which the basis is discarded.
+        confirm: whether to spend one product per cycle on measuring the residual. The recurrence
+            alone underestimates it in low precision, for nearly singular systems and for rows that
+            depend on each other.
     """
 
     restart: int = 30
@@ -53,30 +63,25 @@ class GMRES(LinearSolver):
         system.note(size)
         if system.finished(size):
             return x
-        done, eps = system.over(size), torch.finfo(r.dtype).eps
+        done = system.over(size)
         while system.left:
-            before, promise, nfe, trial, trial_r = self._cycle(system, x, r, size, done)
-            trial_size, length, stalled = promise, row_norm(trial), None
+            cycle = self._cycle(system, x, r, size, done)
+            trial_r, trial_size, stalled = cycle.residual, cycle.estimates[-1], None
+            length = row_norm(cycle.x)
             if self.confirm and system.left:
-                trial_r = system.b - system.product(trial)
-                trial_size = row_norm(trial_r)
-                # What the product itself rounds off says nothing against the promise.
-                rounding = 4 * eps * (system.size + 2 * length)
-                limit = system.goal + torch.minimum(rounding, 0.5 * system.goal)
-                near = system.solved(promise) & (trial_size <= limit)
-                met = torch.minimum(trial_size, (1 - 4 * eps) * system.goal)
-                trial_size = torch.where(near, met, trial_size)
-                # At the floor of the precision a promise is broken, or the cycle gains nothing.
-                idle = (trial_size > 2 * promise) | ~(trial_size < 0.9 * size)
+                trial_r = system.b - system.product(cycle.x)
+                trial_size = _measured(system, row_norm(trial_r), cycle.estimates[-1], length)
+                # At the floor of the precision the estimate is too low, or the cycle gains nothing.
+                idle = (trial_size > 2 * cycle.estimates[-1]) | ~(trial_size < 0.9 * size)
                 least = torch.fmin(trial_size, size)
                 stalled = idle & ~done & ~system.solved(least) & system.at_floor(least, length)
             better = (trial_size < size) & system.sensible(trial_size, length)
             stuck = system.over(trial_size) | ~(better & (trial_size < _STAGNANT * size))
-            x, r = (torch.where(better[:, None], *p) for p in ((trial, x), (trial_r, r)))
+            x, r = (torch.where(better[:, None], *p) for p in ((cycle.x, x), (trial_r, r)))
             size = torch.where(better, trial_size, size)
-            notes = torch.maximum(before, size)  # estimates below what was measured are too good
+            notes = torch.maximum(cycle.estimates, size)  # estimates below `size` are too low
             last = torch.where(trial_size < torch.inf, size, torch.nan)
-            system.note_many(torch.cat((notes[:-1], last[None])), nfe)
+            system.note_many(torch.cat((notes[:-1], last[None])), cycle.nfe)
             if system.checks:
                 if stalled is not None:
                     system.stall(stalled)
@@ -86,19 +91,39 @@ class GMRES(LinearSolver):
                     break
         return x
 
-    def _cycle(
-        self, system: System, x: Tensor, r: Tensor, beta: Tensor, done: Tensor
-    ) -> tuple[Tensor, Tensor, list[int], Tensor, Tensor]:
-        """Make up to `restart` products.
+    def _cycle(self, system: System, x: Tensor, r: Tensor, beta: Tensor, done: Tensor) -> _Cycle:
+        """Make up to `restart` products and minimise the residual over their space.
 
-        Returns the recurrence's residual norms by product, (K, B), and at the end, (B,); the
-        products made when each was known; the new x and its residual by the recurrence.
+        Args:
+            system: the systems.
+            x: (B, D) the solutions so far.
+            r: (B, D) their residuals.
+            beta: (B,) the norms of these residuals.
+            done: (B,) whether each system has finished.
+        """
+        V, small, nfe = self._basis(system, r, beta, done)
+        k = len(nfe)
+        y, c, sizes = small.minimise()
+        # One transfer back: the coefficients of x and of its residual, the residual norms.
+        packed = from_host(torch.cat((y, c, sizes), dim=1), r)
+        y, c, sizes = packed.split((k, k + 1, k), dim=1)
+        basis = V[: k + 1].transpose(0, 1)  # (B, k + 1, D)
+        x = torch.baddbmm(x.unsqueeze(1), y.unsqueeze(1), basis[:, :k]).squeeze(1)
+        residual = torch.bmm(c.unsqueeze(1), basis).squeeze(1)
+        return _Cycle(x, residual, sizes.mT, nfe)
+
+    def _basis(
+        self, system: System, r: Tensor, beta: Tensor, done: Tensor
+    ) -> tuple[Tensor, Hessenberg, list[int]]:
+        """Return a basis (k + 1, B, D), its Hessenberg matrices, and the products at each column.
+
+        Ends after `restart` products, with the budget, or once no system needs another column.
         """
         k = min(self.restart, max(1, system.left - self.confirm) + system.knows_first)
         V = r.new_empty(k + 1, *r.shape)
         torch.div(r, torch.where(beta > 0, beta, 1.0)[:, None], out=V[0])
         every = system.stop.check_every if system.checks else k
-        small = self._small(system, beta, done, k)
+        small = _hessenberg(system, beta, done, k)
         rows: list[Tensor] = []
         nfe: list[int] = []
         for j in range(k):
@@ -109,52 +134,63 @@ class GMRES(LinearSolver):
             rows.append(_extend(V, j, w))
             nfe.append(system.products)
             if len(rows) == every or j == k - 1 or not system.left:
-                for h in _send(rows, system.checks):
+                for h in _transfer(rows, to_the_host=system.checks):
                     small.push(h)
                     if system.checks:
-                        small.watch()
+                        small.update_active()
                 rows = []
-                if not system.left or (system.checks and not small.any_wanted()):
+                if not system.left or (system.checks and not small.any_active()):
                     break
-        k = len(nfe)
-        y, c, sizes = small.minimise()
-        # One transfer back: the coefficients of x and of its residual, the residual norms.
-        packed = from_host(torch.cat((y, c, sizes), dim=1), r)
-        y, c, sizes = packed.split((k, k + 1, k), dim=1)
-        basis = V[: k + 1].transpose(0, 1)  # (B, k + 1, D)
-        new = torch.baddbmm(x.unsqueeze(1), y.unsqueeze(1), basis[:, :k]).squeeze(1)
-        residual = torch.bmm(c.unsqueeze(1), basis).squeeze(1)
-        return sizes.mT, sizes[:, -1], nfe, new, residual
+        return V, small, nfe
 
-    @staticmethod
-    def _small(system: System, beta: Tensor, done: Tensor, k: int) -> Hessenberg:
-        """Return the small algebra of a cycle, where it belongs."""
-        eps = torch.finfo(beta.dtype).eps
-        facts = torch.stack((beta, system.goal, done.to(beta.dtype)))
-        facts = to_host(facts) if system.checks else facts.to(small_dtype(beta.device))
-        return Hessenberg(facts[0], facts[1], facts[2] == 0, k, eps)
+
+def _measured(system: System, size: Tensor, estimate: Tensor, length: Tensor) -> Tensor:
+    """Return (B,) measured residual norms, below the goal where only rounding keeps them above it.
+
+    The product that measures a residual rounds as well: if the estimate met the goal and the
+    measured norm misses it by no more than this rounding, the system counts as solved.
+
+    Args:
+        system: the systems.
+        size: (B,) norms of measured residuals.
+        estimate: (B,) the norms by the recurrence.
+        length: (B,) norms of the solutions.
+    """
+    eps = torch.finfo(size.dtype).eps
+    rounding = 4 * eps * (system.size + 2 * length)
+    limit = system.goal + torch.minimum(rounding, 0.5 * system.goal)
+    near = system.solved(estimate) & (size <= limit)
+    return torch.where(near, torch.minimum(size, (1 - 4 * eps) * system.goal), size)
+
+
+def _hessenberg(system: System, beta: Tensor, done: Tensor, k: int) -> Hessenberg:
+    """Return the small algebra of a cycle, on the host if the systems have a tolerance."""
+    eps = torch.finfo(beta.dtype).eps
+    values = torch.stack((beta, system.goal, done.to(beta.dtype)))
+    values = to_host(values) if system.checks else values.to(small_dtype(beta.device))
+    return Hessenberg(values[0], values[1], values[2] == 0, k, eps)
 
 
 def _extend(V: Tensor, j: int, w: Tensor) -> Tensor:
-    """Write the next basis vector; returns its coefficients and the length of the rest, (B, j + 2).
+    """Write basis vector `j + 1`; return (B, j + 2) its coefficients and the remaining norm.
 
-    A row of the basis whose length is zero or not finite is zero: the other systems never see it.
+    A row whose remaining norm is zero or not finite becomes zero: no NaN reaches other systems.
     """
     w = w.unsqueeze(1)
     basis = V[: j + 1]
     rows, columns = basis.transpose(0, 1), basis.permute(1, 2, 0)
     c = torch.bmm(w, columns)  # (B, 1, j + 1)
     w = torch.baddbmm(w, c, rows, alpha=-1)
-    again = torch.bmm(w, columns)
-    w = torch.baddbmm(w, again, rows, alpha=-1)
+    correction = torch.bmm(w, columns)
+    w = torch.baddbmm(w, correction, rows, alpha=-1)
     length = row_norm(w)
     torch.div(w.squeeze(1), length, out=V[j + 1]).nan_to_num_(0.0, 0.0, 0.0)
-    return torch.cat((c.add_(again).squeeze(1), length), dim=1)
+    return torch.cat((c.add_(correction).squeeze(1), length), dim=1)
 
 
-def _send(rows: Sequence[Tensor], away: bool) -> list[Tensor]:
-    """Return the rows, in one transfer if they leave the device."""
-    if not away:
+def _transfer(rows: Sequence[Tensor], to_the_host: bool) -> list[Tensor]:
+    """Return the rows in the precision of the small algebra, in one transfer to the host."""
+    if not to_the_host:
         small = small_dtype(rows[0].device)
         return [row.to(small) for row in rows]
     if len(rows) == 1:

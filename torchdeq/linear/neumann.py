@@ -11,7 +11,7 @@ from torch import Tensor
 from torchdeq.linear.base import LINEAR, LinearSolver, System
 from torchdeq.numbers import row_norm
 
-_PATIENCE = 4  # sums without a 10 % gain before a residual at the precision floor has stalled
+_PATIENCE = 4  # sums without a 10 % gain after which a residual at the floor has stalled
 
 
 @LINEAR.register("neumann")
@@ -21,8 +21,9 @@ class Neumann(LinearSolver):
 
     $$x_{k+1} = x_k + (b - A x_k), \qquad x_k = \sum_{i<k} (I - A)^i b$$
 
-    Converges if the spectral radius of $I - A$ is below 1. No memory beyond two states. Each system
-    keeps the first sum within its tolerance, else the one with the lowest residual.
+    The series converges if the spectral radius of $I - A$ is below 1. The memory is two states.
+    Each system returns the first sum within its tolerance, otherwise the sum with the lowest
+    residual.
     """
 
     def run(self, system: System, x0: Tensor | None) -> Tensor:
@@ -36,7 +37,7 @@ class Neumann(LinearSolver):
             r = system.b - system.product(x)
             size = row_norm(r)
             system.note(size)
-            better = size < bar  # never for a NaN
+            better = size < bar  # False for NaN
             best = torch.where(better[:, None], x, best)
             bar = torch.fmin(bar, size)
             if not system.checks:

@@ -1,4 +1,4 @@
-"""Losses beside the task's own: fixed-point correction and the Jacobian of ``f``."""
+"""Additional losses: fixed-point correction and regularisation of the Jacobian of `f`."""
 
 from torchdeq.loss.correction import WEIGHTS, fp_correction, jac_correction, register_weight_func
 from torchdeq.loss.jacobian import Eigenpair, jac_reg, power_method, spectral_radius

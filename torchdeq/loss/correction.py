@@ -9,32 +9,32 @@ from typing import Any, Literal, cast, overload
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
+from torchdeq._torch import tree_map
 from torchdeq.loss.jacobian import jac_reg
 from torchdeq.pytree import State
 from torchdeq.registry import Registry, suggest
 
-Weight = Callable[..., Any]  # (n, k, **options) -> the weight of state k = 0, ..., n - 1
+Weight = Callable[..., Any]  # (n, k, **options) -> weight of state k = 0, ..., n - 1
 
 WEIGHTS: Registry[Weight] = Registry("weight function")
 
 
 @WEIGHTS.register("exp")
 def exp_weight(n: int, k: int, gamma: float = 0.8) -> float:
-    """``gamma ** (n - k - 1)``: 1 for the last state, less for every earlier one."""
+    """Return `gamma ** (n - k - 1)`: 1 for the last state, smaller for earlier states."""
     return gamma ** (n - k - 1)
 
 
 @WEIGHTS.register("linear")
 def linear_weight(n: int, k: int, gamma: float = 0.9, bias: float = 0.0) -> float:
-    """``1 - (n - k - 1) / n * gamma + bias``: a straight line that ends at ``1 + bias``."""
+    """Return `1 - (n - k - 1) / n * gamma + bias`: linear in `k`, `1 + bias` for the last state."""
     return 1 - (n - k - 1) / n * gamma + bias
 
 
 @WEIGHTS.register("const")
 def const_weight(n: int, k: int, c: float = 1.0) -> float:
-    """``c`` for every state."""
+    """Return `c` for every state."""
     return c
 
 
@@ -42,7 +42,7 @@ WEIGHTS.seal()
 
 
 def register_weight_func(name: str, func: Weight) -> None:
-    """Make ``func(n, k, **options)``, the weight of state ``k`` out of ``n``, known by a name."""
+    """Register `func(n, k, **options)`, the weight of state `k` out of `n`, by name."""
     if not callable(func):
         raise TypeError(
             f"a weight function must be callable as func(n, k), got {type(func).__name__}"
@@ -74,47 +74,51 @@ def fp_correction(
     return_loss_values: bool = False,
     **kwargs: Any,
 ) -> Tensor | tuple[Tensor, list[float]]:
-    r"""Fixed-point correction: the loss of every state, weighted by its place.
+    r"""Return the fixed-point correction loss: the weighted sum of the losses of all states.
 
-    .. math:: \ell = \sum_{k=0}^{n-1} w(n, k) \; \mathrm{crit}(a_k, b_k, \dots)
+    $$\ell = \sum_{k=0}^{n-1} w(n, k) \; \mathrm{crit}(a_k, b_k, \dots)$$
 
-    with ``args = (a, b, ...)``. A list or tuple among them is a sequence over the states; one item
-    of it, or anything else, serves every state::
+    with `args = (a, b, ...)`. A list or tuple in `args` has one item per state; a list of one item,
+    and any other argument, is used for every state:
 
-        loss = fp_correction(crit, (states, target), weight_func="linear", gamma=0.5)
+    ```python
+    loss = fp_correction(crit, (states, target), weight_func="linear", gamma=0.5)
+    ```
 
     Args:
-        crit: the loss of one state; a loss without reduction stays without.
-        args: the arguments of ``crit``.
-        weight_func: ``exp``, ``linear``, ``const``, or a name from :func:`register_weight_func`.
-        return_loss_values: also return the unweighted losses, as numbers, read back at once.
-        **kwargs: options of the weight function. The built-in ones pass over each other's
-            (``gamma``, ``bias``, ``c``), so that changing the name is enough to change the weight.
+        crit: the loss of one state; the sum keeps the shape of a loss without reduction.
+        args: the arguments of `crit`.
+        weight_func: `"exp"`, `"linear"`, `"const"`, or a name given to `register_weight_func`.
+        return_loss_values: whether to return the unweighted losses too, as floats (all are read
+            from the device in one transfer).
+        **kwargs: options of the weight function. A built-in function ignores the options of the
+            other built-in ones (`gamma`, `bias`, `c`), so that `weight_func` can be changed alone.
     """
     sequences = _sequences(args)
     weight = _with_options(weight_func, kwargs)
     n = max(len(sequence) for sequence in sequences)
     losses = [crit(*(each[k % len(each)] for each in sequences)) for k in range(n)]
     total: Any = sum(weight(n, k) * loss for k, loss in enumerate(losses))
-    return (total, _numbers(losses)) if return_loss_values else total
+    return (total, _read_losses(losses)) if return_loss_values else total
 
 
 def jac_correction(
     f: Callable[..., State], states: Sequence[State], gamma: float = 0.8, vecs: int = 1
 ) -> Tensor:
-    r"""Jacobian regularisation of every state, weighted by its place.
+    r"""Return the weighted sum of the Jacobian regularisation of all states.
 
-    .. math:: \ell = \sum_{k=0}^{n-1} \gamma^{\,n-k-1}
-              \frac{1}{|z_k|} \, \mathbb{E}_v \bigl\| v^\top J_f(z_k) \bigr\|^2
+    $$\ell = \sum_{k=0}^{n-1} \gamma^{\,n-k-1}
+    \frac{1}{|z_k|} \, \mathbb{E}_v \bigl\| v^\top J_f(z_k) \bigr\|^2$$
 
-    with :math:`|z_k|` the number of elements. The states are taken as they are: the gradient
-    reaches what ``f`` depends on, not the solve behind the states. It follows the grad mode.
+    where $|z_k|$ is the number of elements. The states are constants: gradients reach the tensors
+    that `f` depends on, but not the solve that computed the states. Under `no_grad` the result has
+    no graph.
 
     Args:
-        f: called as ``f(z)``, or ``f(*z)`` for states that are tuples or lists.
-        states: the states, the last one the best.
-        gamma: base of the weights.
-        vecs: random vectors per state.
+        f: called as `f(z)`, or `f(*z)` for states that are tuples or lists.
+        states: the states, the closest to the fixed point last.
+        gamma: the base of the weights.
+        vecs: the number of random vectors per state.
     """
     if type(states) not in (list, tuple) or not states:
         raise ValueError(
@@ -134,45 +138,48 @@ def jac_correction(
 
 
 def _sequences(args: Iterable[Any]) -> list[Sequence[Any]]:
-    """Every argument as a sequence over the states, of their number or of length 1."""
+    """Return each argument as a sequence with one item per state, or with one item for all."""
     if isinstance(args, Tensor):
         raise TypeError(
-            "args must hold the arguments of crit, as in fp_correction(crit, (states, target)): "
-            "got a tensor"
+            "args must be a tuple of the arguments of crit, as in "
+            "fp_correction(crit, (states, target)): got a tensor"
         )
-    # A named tuple is one structured argument, hence no isinstance.
+    # Not isinstance: a named tuple is one structured argument.
     sequences = [each if type(each) in (list, tuple) else [each] for each in args]
     lengths = [len(each) for each in sequences]
     n = max(lengths, default=0)
     if not n or set(lengths) - {1, n}:
         raise ValueError(
             f"the lists in args must have one item, or one for each of {n} states: got lengths "
-            f"{lengths}; repeat an item where it should serve several states"
+            f"{lengths}; repeat an item that several states should use"
         )
     return sequences
 
 
 def _with_options(name: str, options: dict[str, Any]) -> Weight:
-    """The weight function with its options, without those that only other built-in ones have."""
+    """Return the weight function with its options bound.
+
+    A built-in function ignores the options of the other built-in ones.
+    """
     weight = WEIGHTS[name]
-    own = _option_names(weight)
-    if own is None:
+    names = _option_names(weight)
+    if names is None:
         return partial(weight, **options)
     built_in = (exp_weight, linear_weight, const_weight)
-    known = {*own, "gamma", "bias", "c"} if weight in built_in else set(own)
-    unknown = [key for key in options if key not in known]
+    accepted = {*names, "gamma", "bias", "c"} if weight in built_in else set(names)
+    unknown = [key for key in options if key not in accepted]
     if unknown:
         raise TypeError(
-            f"unknown option {unknown[0]!r} of weight function {name!r}{suggest(unknown[0], own)}"
+            f"unknown option {unknown[0]!r} of weight function {name!r}{suggest(unknown[0], names)}"
         )
-    return partial(weight, **{key: value for key, value in options.items() if key in own})
+    return partial(weight, **{key: value for key, value in options.items() if key in names})
 
 
 def _option_names(weight: Weight) -> list[str] | None:
-    """The parameters of a weight function after n and k; None if it takes any."""
+    """Return the parameters of a weight function after `n` and `k`; None if it accepts any name."""
     try:
         parameters = list(inspect.signature(weight).parameters.values())
-    except ValueError:  # some callables written in C do not tell
+    except ValueError:  # some callables written in C have no signature
         return None
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
@@ -183,8 +190,8 @@ def _option_names(weight: Weight) -> list[str] | None:
     ]
 
 
-def _numbers(losses: list[Tensor]) -> list[float]:
-    """Scalar losses as floats, in one transfer."""
+def _read_losses(losses: list[Tensor]) -> list[float]:
+    """Return scalar losses as floats, in one transfer from the device."""
     for loss in losses:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             got = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__

@@ -1,4 +1,4 @@
-"""The Jacobian of ``f`` at a state: its size as a loss, its spectral radius as a measurement."""
+"""The Jacobian of `f` at a state: its Frobenius norm as a loss, and its spectral radius."""
 
 from __future__ import annotations
 
@@ -8,38 +8,42 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
-from torch.utils._pytree import tree_leaves
 
+from torchdeq._torch import tree_leaves
 from torchdeq.autocast import AutocastState
 from torchdeq.packed import PackedFn
 from torchdeq.packing import Packing
 from torchdeq.pytree import State
 
-_FOUND = 1e-6  # residual of an eigenpair, relative to its eigenvalue, that needs no improvement
+_TOLERANCE = 1e-6  # residual of a converged eigenpair, relative to its eigenvalue
 
 
 def jac_reg(f0: State, z0: State, vecs: int = 1, create_graph: bool = True) -> Tensor:
-    r"""Jacobian regularisation (Bai et al., 2021): an estimate of the squared Frobenius norm.
+    r"""Estimate the squared Frobenius norm of the Jacobian, as a regulariser (Bai et al., 2021).
 
-    .. math:: \ell = \frac{1}{|z_0|} \; \frac{1}{m} \sum_{i=1}^{m} \| v_i^\top J \|^2,
-              \qquad v_i \sim N(0, I)
+    $$\ell = \frac{1}{|z_0|} \; \frac{1}{m} \sum_{i=1}^{m} \| v_i^\top J \|^2,
+    \qquad v_i \sim N(0, I)$$
 
-    with :math:`|z_0|` the number of elements and :math:`m` = ``vecs``; the expectation is
-    :math:`\|J\|_F^2 / |z_0|`. Beside a loss on the fixed point, regularise at a fresh leaf::
+    where $|z_0|$ is the number of elements and $m$ is `vecs`; the expectation is
+    $\|J\|_F^2 / |z_0|$. Beside a loss on the fixed point, regularise at a new leaf:
 
-        z = states[-1].detach().requires_grad_()
-        loss = crit(states[-1], y) + weight * jac_reg(f(z), z)
+    ```python
+    z = states[-1].detach().requires_grad_()
+    loss = crit(states[-1], y) + weight * jac_reg(f(z), z)
+    ```
 
-    Without ``detach`` the term is differentiated through the fixed point as well.
+    Without `detach`, the term is differentiated through the fixed point as well.
 
     Args:
-        f0: ``f(z0)``, with its graph, which is retained.
-        z0: the state, a tensor or a tuple, list or dict of tensors that require grad.
-        vecs: random vectors.
+        f0: `f(z0)` with its graph, which is retained.
+        z0: the state: a tensor, or a tuple, list or dict of tensors, that require grad.
+        vecs: the number of random vectors.
         create_graph: whether the result can be differentiated.
     """
     if vecs != int(vecs) or vecs < 1:
-        raise ValueError(f"vecs, the random vectors, must be a whole number >= 1, got {vecs}")
+        raise ValueError(
+            f"vecs, the number of random vectors, must be a whole number >= 1, got {vecs}"
+        )
     at = _Linearisation(f0, z0)
     total = torch.zeros((), dtype=at.dtype, device=at.packing.device)
     for _ in range(int(vecs)):
@@ -50,23 +54,23 @@ def jac_reg(f0: State, z0: State, vecs: int = 1, create_graph: bool = True) -> T
 
 
 class Eigenpair(NamedTuple):
-    """The modulus (B,) of each sample's leading eigenvalue, with a vector for it."""
+    """The modulus of each sample's leading eigenvalue, `radius` (B,), and an eigenvector for it."""
 
     vector: State
     radius: Tensor
 
 
 def power_method(f0: State, z0: State, n_iters: int = 100) -> Eigenpair:
-    r"""The spectral radius of each sample's Jacobian :math:`J = \partial f_0 / \partial z_0`.
+    r"""Return the spectral radius of each sample's Jacobian $J = \partial f_0 / \partial z_0$.
 
-    The name is historical: see :func:`spectral_radius` for the method. The vector, of norm 1 per
-    sample, has the shape of ``z0`` and belongs to :math:`J^\top`: a left eigenvector, or the real
-    part of one.
+    The name is historical; `spectral_radius` documents the method. The vector has the structure of
+    `z0` and norm 1 per sample. It is an eigenvector of $J^\top$ (a left eigenvector of $J$), or the
+    real part of one.
 
     Args:
-        f0: ``f(z0)``, with its graph, which is retained.
-        z0: the state, a tensor or a tuple, list or dict of tensors that require grad.
-        n_iters: products with the Jacobian at most.
+        f0: `f(z0)` with its graph, which is retained.
+        z0: the state: a tensor, or a tuple, list or dict of tensors, that require grad.
+        n_iters: the maximum number of products with the Jacobian.
     """
     at = _Linearisation(f0, z0)
     packing = at.packing
@@ -82,50 +86,44 @@ def power_method(f0: State, z0: State, n_iters: int = 100) -> Eigenpair:
 def spectral_radius(
     vjp: Callable[[Tensor], Tensor], z: Tensor, n_iters: int = 100, *, basis: int = 40
 ) -> Eigenpair:
-    r"""The largest modulus of an eigenvalue, known only through products, row by row.
+    r"""Return the largest modulus of an eigenvalue of each row's Jacobian, and its vector.
 
-    Arnoldi's method: the eigenvalues of :math:`H` approximate those of :math:`J^\top`,
+    Arnoldi's method needs products only. The eigenvalues of $H$ approximate those of $J^\top$,
 
-    .. math:: J^\top V_m = V_m H_m + h \, v_{m+1} e_m^\top,
+    $$J^\top V_m = V_m H_m + h \, v_{m+1} e_m^\top,$$
 
-    so complex pairs and Jacobians that are not normal are no obstacle. A full basis is compressed
-    to the leading invariant subspace of :math:`H` and grows again (Stewart, 2001). It ends when
-    every sample's leading pair is found, its space exhausted, or the budget spent. With fewer
-    products than ``D`` the answer is an estimate, good where the largest eigenvalues stand out.
-    An eigenvalue in a Jordan chain of length :math:`k` is known to :math:`\epsilon^{1/k}` only.
+    also for complex pairs and Jacobians that are not normal. A full basis is compressed to the
+    leading invariant subspace of $H$ and grows again (Stewart, 2001). The iteration ends when the
+    leading pair of every sample has converged, when the space is exhausted, or after `n_iters`
+    products. With fewer products than `D` the result is an estimate: accurate if the largest
+    eigenvalues are well separated from the others. An eigenvalue in a Jordan chain of length $k$
+    has an error of $\epsilon^{1/k}$.
 
-    Rows must not depend on each other: with batch normalisation in training there is no radius of
-    a single sample. A sample with a non-finite product has radius NaN. Memory: ``basis + 1`` states
-    in at least single precision, ``D + 1`` if ``D`` is at most twice the basis.
+    Rows must not depend on each other: with batch normalisation in training mode, a single sample
+    has no radius. A sample with a non-finite product has radius NaN. Memory: `basis + 1` states in
+    single precision or better; `D + 1` if `D` is at most twice the basis.
 
     Args:
-        vjp: products with the transposed Jacobian, (B, D) to (B, D).
-        z: a matrix of that shape, for its dtype and device; its values do not matter.
-        n_iters: products at most.
-        basis: vectors kept, at least 4.
+        vjp: the product with the transposed Jacobian, from (B, D) to (B, D).
+        z: a (B, D) tensor with the dtype and device of the states; its values are not used.
+        n_iters: the maximum number of products.
+        basis: the number of basis vectors, at least 4.
     """
     if n_iters != int(n_iters) or n_iters < 1:
-        raise ValueError(f"n_iters, the products, must be a whole number >= 1, got {n_iters}")
+        raise ValueError(
+            f"n_iters, the number of products, must be a whole number >= 1, got {n_iters}"
+        )
     if basis < 4:
-        raise ValueError(f"basis, the vectors kept, must be at least 4, got {basis}")
+        raise ValueError(f"basis, the number of basis vectors, must be at least 4, got {basis}")
     dim = max(1, z.shape[1])
     size = dim if dim <= 2 * basis else basis  # a basis of the whole space needs no restart
-    krylov = _Krylov(vjp, z, min(size, n_iters))
+    krylov = _Krylov(vjp, z, min(size, n_iters))  # restores the autocast in force here for `vjp`
     with AutocastState(z.device).suspended():
-        for k in range(1, n_iters + 1):
-            krylov.grow()
-            over = k == n_iters or krylov.j == dim
-            if over or krylov.due:
-                ritz = krylov.ritz()
-                if over or ritz.found():
-                    break
-                if krylov.full:
-                    krylov.compress(ritz)
-        return krylov.leading(ritz)
+        return krylov.leading_pair(n_iters)
 
 
 class _Linearisation:
-    """The graph from ``z0`` to ``f0``, checked."""
+    """The graph from `z0` to `f0`, with checks that there is one."""
 
     def __init__(self, f0: State, z0: State) -> None:
         self.packing = Packing(z0)
@@ -142,7 +140,7 @@ class _Linearisation:
             raise ValueError("f0 has no graph: compute f0 = f(z0) with grad mode on")
 
     def vjp(self, v: list[Tensor], create_graph: bool) -> list[Tensor]:
-        """The products of ``v`` with the Jacobian, zero for a part that ``f`` does not use."""
+        """Return the products of `v` with the Jacobian, zero for inputs that `f` does not use."""
         v = [v[i] for i in self._traced]
         products = torch.autograd.grad(
             self._images,
@@ -154,30 +152,30 @@ class _Linearisation:
         )
         if all(product is None for product in products):
             raise ValueError(
-                "f0 does not depend on z0: z0 must be the very tensor that f was called with"
+                "f0 does not depend on z0: pass the same tensor as z0 that f was called with"
             )
         pairs = zip(products, self.inputs, strict=True)
         return [torch.zeros_like(z) if p is None else p for p, z in pairs]
 
 
 class _Ritz(NamedTuple):
-    """Eigenvalues of H (B, j), leading ones first, their vectors (B, j, j), and H (B, j + 1, j)."""
+    """The eigenvalues of H (B, j), largest first, their vectors (B, j, j), and H (B, j + 1, j)."""
 
     values: Tensor
     vectors: Tensor
     H: Tensor
 
-    def found(self) -> bool:
-        """Whether every leading pair solves its eigenproblem."""
+    def converged(self) -> bool:
+        """Return whether the leading pair of every sample has a small residual."""
         residual = self.H[:, -1, -1] * self.vectors[:, -1, 0].abs()
-        return bool((residual <= _FOUND * self.values[:, 0].abs()).all())
+        return bool((residual <= _TOLERANCE * self.values[:, 0].abs()).all())
 
 
 class _Krylov:
-    """A batch of Krylov spaces with orthonormal bases ``V`` (slot, B, D).
+    """A batch of Krylov spaces with orthonormal bases `V` (slot, B, D).
 
-    A space that is exhausted goes on with zero vectors: they add eigenvalues 0, which never lead.
-    The small eigenproblems are solved on the CPU in double precision.
+    The basis of an exhausted space is extended by zero vectors: they add eigenvalues 0, which are
+    never the largest. The small eigenproblems are solved on the CPU in double precision.
     """
 
     def __init__(self, vjp: Callable[[Tensor], Tensor], z: Tensor, size: int) -> None:
@@ -190,22 +188,39 @@ class _Krylov:
         self.H = z.new_zeros(len(z), size + 1, size, dtype=dtype)
         self.finite = z.new_ones(len(z), dtype=torch.bool)
 
+    def leading_pair(self, n_iters: int) -> Eigenpair:
+        """Grow and compress the bases until the leading pairs have converged."""
+        dim = max(1, self.V.shape[2])
+        for k in range(1, n_iters + 1):
+            self.grow()
+            last = k == n_iters or self.j == dim
+            if last or self.check_due:
+                ritz = self.ritz()
+                if last or ritz.converged():
+                    break
+                if self.full:
+                    self.compress(ritz)
+        radius = ritz.values[:, 0].abs().to(self.V.device, self.V.dtype)
+        radius = torch.where(self.finite, radius, torch.nan)
+        return Eigenpair(self._vector(ritz.vectors).to(self._dtype), radius)
+
     @property
     def full(self) -> bool:
+        """Whether the basis has no room for another vector."""
         return self.j == self.size
 
     @property
-    def due(self) -> bool:
-        """Whether to look: eigenvalues of a batch cost as much as several products."""
+    def check_due(self) -> bool:
+        """Whether to compute eigenvalues now: for a batch they cost as much as several products."""
         return self.j in (8, 16, 40) or self.full
 
     def grow(self) -> None:
-        """One product, orthogonalised twice."""
+        """Add a basis vector: one product, orthogonalised twice."""
         j = self.j
         with self._autocast.restored():
             w = self._vjp(self.V[j].to(self._dtype)).to(self.V.dtype)
-        reach = torch.linalg.vector_norm(w, dim=1)
-        self.finite &= reach.isfinite()
+        before = torch.linalg.vector_norm(w, dim=1)
+        self.finite &= before.isfinite()
         w = torch.where(self.finite[:, None], w, 0.0).unsqueeze(1)  # (B, 1, D)
         V = self.V[: j + 1].transpose(0, 1)  # (B, j + 1, D)
         for _ in range(2):
@@ -213,13 +228,14 @@ class _Krylov:
             w = torch.baddbmm(w, c, V, alpha=-1)
             self.H[:, : j + 1, j] += c.squeeze(1)
         length = torch.linalg.vector_norm(w, dim=2)  # (B, 1)
-        # What is left may be rounding only: then the space is exhausted.
-        length = torch.where(length > 10 * self._eps * reach[:, None], length, 0.0)
+        # If only rounding is left, the space is exhausted.
+        length = torch.where(length > 10 * self._eps * before[:, None], length, 0.0)
         self.H[:, j + 1, j] = length.squeeze(1)
         self.V[j + 1] = w.squeeze(1) / torch.where(length > 0, length, torch.inf)
         self.j = j + 1
 
     def ritz(self) -> _Ritz:
+        """Return the eigenvalues and eigenvectors of H, largest eigenvalues first."""
         H = self.H[:, : self.j + 1, : self.j].to("cpu", torch.float64, copy=True)
         values, vectors = torch.linalg.eig(H[:, : self.j])
         # A stable sort keeps conjugate pairs together, the positive imaginary part first.
@@ -228,36 +244,31 @@ class _Krylov:
         return _Ritz(values.gather(1, order), vectors, H)
 
     def compress(self, ritz: _Ritz) -> None:
-        """Keep the leading invariant subspace: ``J^T (V Q) = (V Q) S + h v b^T``, exactly."""
+        r"""Keep the leading invariant subspace: $J^\top (V Q) = (V Q) S + h v b^\top$, exactly."""
         values, vectors, H = ritz
         p = max(2, 3 * self.size // 10)
         lead = values[:, None, :p]
         span = torch.where(lead.imag < 0, vectors[:, :, :p].imag, vectors[:, :, :p].real)
         Q = torch.linalg.qr(span).Q  # (B, size, p)
-        Q[:, :, -1:] = torch.where(lead[:, :, -1:].imag > 0, 0.0, Q[:, :, -1:])  # half a pair
+        half = lead[:, :, -1:].imag > 0  # the last vector is one half of a conjugate pair
+        Q[:, :, -1:] = torch.where(half, 0.0, Q[:, :, -1:])
         S = Q.mT @ H[:, :-1] @ Q
-        # Eigenvectors that (nearly) coincide do not span the subspace; start from the leading one.
+        # Eigenvectors that (nearly) coincide do not span the subspace: restart from the first.
         drift = torch.linalg.matrix_norm(H[:, :-1] @ Q - Q @ S)
         sound = (drift <= 1e-8 * torch.linalg.matrix_norm(H[:, :-1]))[:, None, None]
         Q, S = torch.where(sound, Q, 0.0), torch.where(sound, S, 0.0)
-        kept, vector = self._combine(Q), self._vector(vectors)
+        subspace, vector = self._combine(Q), self._vector(vectors)
         self.V[p] = torch.where(sound[:, 0].to(self.V.device), self.V[self.size], vector)
-        self.V[:p] = kept.transpose(0, 1)
+        self.V[:p] = subspace.transpose(0, 1)
         self.H.zero_()
         self.H[:, :p, :p] = S.to(self.H)
         self.H[:, p, :p] = (H[:, -1, -1, None] * Q[:, -1]).to(self.H)
         self.j = p
 
-    def leading(self, ritz: _Ritz) -> Eigenpair:
-        radius = ritz.values[:, 0].abs().to(self.V.device, self.V.dtype)
-        vector = self._vector(ritz.vectors)
-        radius = torch.where(self.finite, radius, torch.nan)
-        return Eigenpair(vector.to(self._dtype), radius)
-
     def _vector(self, vectors: Tensor) -> Tensor:
-        """(B, D) the real part of the leading Ritz vector, of norm 1."""
+        """Return (B, D) the real part of the leading Ritz vector, normalised."""
         return normalize(self._combine(vectors[:, :, :1].real).squeeze(1), eps=self._eps)
 
     def _combine(self, Q: Tensor) -> Tensor:
-        """(B, c, D) combinations of the basis with coefficients (B, j, c)."""
+        """Return (B, c, D) linear combinations of the basis, with coefficients (B, j, c)."""
         return torch.bmm(Q.mT.to(self.V.device, self.V.dtype), self.V[: self.j].transpose(0, 1))

@@ -1,4 +1,4 @@
-"""Weight normalisation: bound the weights of f, computed once per forward pass."""
+"""Norms of weights, computed once per forward pass: they bound the weights of `f`."""
 
 from torchdeq.norm import base_norm, spectral_norm, weight_norm
 from torchdeq.norm.apply import (

@@ -1,4 +1,4 @@
-"""Normalise the weights of a model: apply, reset once per forward pass, remove."""
+"""Functions on whole models: apply norms, reset them once per forward pass, remove them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from torch import nn
 
 from torchdeq.callers import stack_level
 from torchdeq.config import DEQConfig
-from torchdeq.norm.base import NORMS, Norm, as_tuple
+from torchdeq.norm.base import NORMS, Norm
 from torchdeq.norm.options import read_options
+from torchdeq.norm.targets import as_tuple
 from torchdeq.tracing import untraced
 
 Filter = str | Sequence[str] | None
@@ -25,56 +26,43 @@ def apply_norm(
     args: Any = None,
     **norm_kwargs: Any,
 ) -> None:
-    """Normalise the weights of every linear and convolutional layer of ``model``.
+    """Normalise the weights of every linear and convolutional layer of `model`, in place.
 
-    Subclasses of these layers are normalised as their nearest registered class; a layer that has
-    this norm with these options already is left as it is.
+    A subclass of a registered layer is normalised like its nearest registered base class. A layer
+    that already has this norm with the same options does not change. Torch's global random
+    generator does not advance.
 
     Args:
-        model: changed in place; its random state is not.
-        norm_type: ``'weight_norm'``, ``'spectral_norm'``, a registered name, or ``'none'``.
-        prefix_filter_out: skip modules whose name (of ``named_modules()``) starts with one of
-            these.
+        model: the model whose layers are changed.
+        norm_type: `"weight_norm"`, `"spectral_norm"`, a registered name, or `"none"`.
+        prefix_filter_out: skip modules whose name in `named_modules()` starts with one of these.
         filter_out: skip modules whose name contains one of these.
-        args: options of the whole program: a ``Namespace``, dict or ``DEQConfig``. What it says
-            about norms wins over the keywords, as the flags of a command line should; a difference
-            warns.
-        norm_kwargs: options of the norm, e.g. ``clip=True`` (or ``norm_clip=True``).
+        args: options of the whole program: a `Namespace`, dict or `DEQConfig`. Its options for
+            norms override the keywords, as command-line flags should, with a warning if they
+            differ.
+        norm_kwargs: options of the norm, e.g. `clip=True` (or `norm_clip=True`).
 
     Example:
         >>> apply_norm(model, "spectral_norm", filter_out=["embedding"], target_norm=0.9)
     """
     config = DEQConfig(args)
-    given = config.get("norm_type", norm_type)
-    if norm_type not in ("weight_norm", given):  # the default: nobody asked for it
-        warnings.warn(
-            f"norm_type {norm_type!r} is overruled by norm_type {given!r} in args: "
-            "leave one of them out",
-            stacklevel=stack_level(),
-        )
-    if given == "none":
+    norm_type = _chosen_norm(norm_type, config)
+    if norm_type == "none":
         return
-    norm_class = NORMS[given]
+    norm_class = NORMS[norm_type]
     modules = dict(model.named_modules())
     skipped = _matches(modules, "prefix_filter_out", prefix_filter_out, str.startswith)
     skipped |= _matches(modules, "filter_out", filter_out, str.__contains__)
-    found = False
-    for name, module in modules.items():
-        if name in skipped or not _is_target(norm_class, module):
-            continue
-        _apply_to(module, name, norm_class, config, norm_kwargs)
-        found = True
-    if not found:
-        kinds = ", ".join(kind.__name__ for kind in norm_class._target_modules)
-        warnings.warn(
-            f"{given!r} found nothing to normalise in {type(model).__name__}: it looks for {kinds}",
-            stacklevel=stack_level(),
-        )
+    targets = [n for n, m in modules.items() if n not in skipped and _is_target(norm_class, m)]
+    if not targets:
+        _warn_no_target(model, norm_type)
+    for name in targets:
+        _apply_to(modules[name], name, norm_class, config, norm_kwargs)
 
 
 @untraced
 def reset_norm(model: nn.Module) -> None:
-    """Compute the normalised weights of ``model``: call it once at the start of a forward pass.
+    """Compute the normalised weights of `model`; call it once at the start of a forward pass.
 
     Example:
         >>> def forward(self, x):
@@ -82,38 +70,39 @@ def reset_norm(model: nn.Module) -> None:
         ...     return self.deq(lambda z: self.f(z, x), torch.zeros_like(x))
     """
     for module in model.modules():
-        norm = _norm_of(module)
+        norm = _find_norm(module)
         if norm is not None:
             norm(module)
 
 
 def remove_norm(model: nn.Module) -> None:
-    """Turn the normalised weights of ``model`` into ordinary parameters of the same values."""
+    """Turn the normalised weights of `model` into ordinary parameters with the same values."""
     for module in list(model.modules()):
-        norm = _norm_of(module)
+        norm = _find_norm(module)
         if norm is not None:
             norm.remove(module)
             del module._deq_norm
 
 
 def register_norm(norm_type: str, norm_class: type[Any]) -> None:
-    """Make a normalisation of your own known to :func:`apply_norm`.
+    """Register a normalisation of your own by name, for `apply_norm`.
 
     Args:
-        norm_type: its name.
-        norm_class: a subclass of ``torchdeq.norm.Norm``, or any class with a dict
-            ``_target_modules`` (module class to names and dims), a class method
-            ``apply(module, deq_args=None, **norm_kwargs)`` returning an object to be kept with the
-            module, whose ``__call__(module)`` computes the weight and ``remove(module)`` undoes it.
+        norm_type: the name.
+        norm_class: a subclass of `torchdeq.norm.Norm`, or any class with a dict `_target_modules`
+            (from module class to names and dims) and a class method
+            `apply(module, deq_args=None, **norm_kwargs)`. The method returns an object that
+            torchdeq stores on the module: its `__call__(module)` computes the weight, its
+            `remove(module)` restores the plain parameter.
 
     Example:
         >>> register_norm("frobenius", FrobeniusNorm)
     """
     if norm_type == "none":
         raise ValueError("'none' means no normalisation; choose another name")
-    lacking = [name for name in ("_target_modules", "apply") if not hasattr(norm_class, name)]
-    if lacking:
-        raise TypeError(f"a norm needs {' and '.join(lacking)}: {norm_class!r} has not")
+    missing = [name for name in ("_target_modules", "apply") if not hasattr(norm_class, name)]
+    if missing:
+        raise TypeError(f"a norm needs {' and '.join(missing)}, which {norm_class!r} does not have")
     NORMS.register(norm_type, norm_class)
 
 
@@ -123,13 +112,13 @@ def register_norm_module(
     names: str | Sequence[str] = "weight",
     dims: int | Sequence[int] = 0,
 ) -> None:
-    """Let a norm know one more class of modules.
+    """Register a class of modules that a norm should normalise from now on.
 
     Args:
-        module_class: exactly these and their subclasses are normalised from now on.
+        module_class: the class; its subclasses are normalised too.
         norm_type: the name of the norm.
         names: the parameters to normalise.
-        dims: for each of them, the dimension of its rows.
+        dims: for each of these parameters, the dimension of its rows.
 
     Example:
         >>> register_norm_module(nn.Bilinear, "weight_norm", "weight", 0)
@@ -141,12 +130,36 @@ def register_norm_module(
     NORMS[norm_type]._target_modules[module_class] = (names, dims)
 
 
-def _norm_of(module: nn.Module) -> Any:
-    """The norm of a module, which may be a module itself; ``getattr`` is slow to find nothing."""
+def _chosen_norm(norm_type: str, config: DEQConfig) -> str:
+    """Return the name of the norm: the one in the program's options if they have one."""
+    configured: str = config.get("norm_type", norm_type)
+    if norm_type not in ("weight_norm", configured):  # the default is not a user's choice
+        warnings.warn(
+            f"norm_type {norm_type!r} is overridden by norm_type {configured!r} in args: "
+            "leave one of them out",
+            stacklevel=stack_level(),
+        )
+    return configured
+
+
+def _warn_no_target(model: nn.Module, norm_type: str) -> None:
+    kinds = ", ".join(kind.__name__ for kind in NORMS[norm_type]._target_modules)
+    warnings.warn(
+        f"{norm_type!r} found nothing to normalise in {type(model).__name__}: it looks for {kinds}",
+        stacklevel=stack_level(),
+    )
+
+
+def _find_norm(module: nn.Module) -> Any:
+    """Return the norm of a module or None; a norm of your own may be a submodule.
+
+    `getattr` with a default is slow: a missing attribute costs an exception.
+    """
     return module.__dict__.get("_deq_norm") or module._modules.get("_deq_norm")
 
 
 def _is_target(norm_class: type[Any], module: nn.Module) -> bool:
+    """Return whether a norm normalises a module; norms written for 0.1.0 take exact types only."""
     if issubclass(norm_class, Norm):
         return norm_class.target(module) is not None
     return type(module) in norm_class._target_modules
@@ -159,35 +172,43 @@ def _apply_to(
     config: DEQConfig,
     norm_kwargs: dict[str, Any],
 ) -> None:
-    before = _norm_of(module)
-    if before is None:
+    """Normalise one module, or raise if it has another norm or other options already."""
+    norm = _find_norm(module)
+    if norm is None:
         module._deq_norm = norm_class.apply(module, deq_args=config, **norm_kwargs)
         return
-    same = type(before) is norm_class
-    if same and isinstance(before, Norm):
+    same = type(norm) is norm_class
+    if same and isinstance(norm, Norm):
         options = read_options(norm_class, config, norm_kwargs)
-        same = before == type(before)(before.names, before.dims, **options)
+        same = norm == type(norm)(norm.names, norm.dims, **options)
     if not same:
         raise ValueError(
-            f"{name or 'the module'} is normalised already, with {before}: filter it out, or call "
+            f"{name or 'the module'} is normalised already, with {norm}: filter it out, or call "
             "remove_norm first"
         )
 
 
 def _matches(
-    modules: dict[str, nn.Module], kind: str, wanted: Filter, test: Callable[[str, str], bool]
+    modules: dict[str, nn.Module], option: str, patterns: Filter, test: Callable[[str, str], bool]
 ) -> set[str]:
-    """The names of modules a filter leaves out; one that leaves out nothing is a slip."""
-    if wanted is None:
+    """Return the names of the modules that match a filter; warn if a pattern matches none.
+
+    Args:
+        modules: the modules by name.
+        option: the name of the filter, for messages.
+        patterns: one or several strings.
+        test: whether a name matches a pattern.
+    """
+    if patterns is None:
         return set()
-    if not isinstance(wanted, str) and not all(isinstance(w, str) for w in wanted):
-        raise TypeError(f"{kind} must be a string or a list of strings, got {wanted!r}")
-    left_out = set()
-    for part in as_tuple(wanted):
-        names = {name for name in modules if test(name, part)}
+    if not isinstance(patterns, str) and not all(isinstance(p, str) for p in patterns):
+        raise TypeError(f"{option} must be a string or a list of strings, got {patterns!r}")
+    matches = set()
+    for pattern in as_tuple(patterns):
+        names = {name for name in modules if test(name, pattern)}
         if not names:
             warnings.warn(
-                f"{kind} {part!r} matches no module of the model", stacklevel=stack_level()
+                f"{option} {pattern!r} matches no module of the model", stacklevel=stack_level()
             )
-        left_out |= names
-    return left_out
+        matches |= names
+    return matches

@@ -1,4 +1,4 @@
-"""What every weight normalisation shares: W * min(t, g / N(W)), computed once per forward pass."""
+"""The base of weight normalisations: `V * min(t, g / N(V))`, computed once per forward pass."""
 
 from __future__ import annotations
 
@@ -11,54 +11,45 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
-from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import is_parametrized
 
 from torchdeq.norm.computed import Parts, computed, was_overwritten
 from torchdeq.norm.options import read_options
+from torchdeq.norm.targets import Targets, as_tuple, check_parameter
 from torchdeq.registry import Registry
 
 NORMS: Registry[type[Any]] = Registry("norm")
 
-Targets = dict[type[nn.Module], tuple[str | Sequence[str], int | Sequence[int]]]
-
-
-def common_targets() -> Targets:
-    """The layers with a weight, and the dimension of its rows (the outputs)."""
-    first = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    second = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-    targets: Targets = dict.fromkeys(first, ("weight", 0))
-    return targets | dict.fromkeys(second, ("weight", 1))
-
 
 @dataclass(frozen=True)
 class Norm(ABC):
-    r"""One normalisation on one module.
+    r"""A normalisation of the weights of one module.
 
-    .. math:: W = V \min(t, g / N(V))
+    $$W = V \min(t, g / N(V))$$
 
-    ``V`` and ``g`` are parameters; ``V`` is the one that was there, so ties to it hold.
-    ``module.weight`` is a plain attribute, not a ``Parameter``: a tensor with a graph, computed by
-    calling the norm, so that every evaluation of f until the next call uses the same one.
-    ``load_state_dict``, ``deepcopy`` and unpickling compute it anew by themselves; after an
-    optimizer's step or a move :func:`torchdeq.reset_norm` does.
+    `V` and `g` are parameters. `V` is the parameter that the module had before, so tied weights
+    stay tied. `module.weight` becomes a plain attribute, not a `Parameter`: a tensor with a graph
+    that a call of the norm computes. Every evaluation of `f` until the next call uses this tensor.
+    `load_state_dict`, `deepcopy` and unpickling compute it again; after an optimizer step or a move
+    to another device or dtype, call `torchdeq.reset_norm`.
 
-    An initialiser may write into it: what ``nn.init``, ``reset_parameters()`` or a ``copy_`` under
-    ``no_grad`` left there becomes the new ``V`` at the next call, as if the norm had been applied
-    to a layer with that weight. Assigning a ``Parameter`` does the same. Writes through ``.data``
-    leave no trace: they are found, by value, until the first call, and later last only until the
-    next, like writes that autograd records and tensors that are assigned. Call ``reset_norm``
-    between initialising a model and handing it to DDP, which shares parameters at once.
+    Initialisers may write into `module.weight`: the values that `nn.init`, `reset_parameters()` or
+    a `copy_` under `no_grad` leave there become the new `V` at the next call, as if the norm had
+    been applied to a layer with that weight. Assigning a `Parameter` does the same. Torch does not
+    count writes through `.data`: until the first call the norm detects them by comparing values;
+    after it they last until the next call only, as do writes that autograd records and assigned
+    tensors. Call `reset_norm` between initialising a model and wrapping it in DDP, which broadcasts
+    the parameters when it is constructed.
 
-    A row (or matrix) of norm zero is left alone: its factor is 1, and gradients reach it.
+    A row (or matrix) of norm zero gets the factor 1, so that gradients reach it.
 
     Args:
         names: names of the parameters to normalise.
-        dims: for each of them, the dimension of its rows.
-        learn_scale: whether ``g`` is a parameter; otherwise it is ``target_norm``.
-        target_norm: the norm without a learnable scale.
-        clip: whether the factor is bounded by ``clip_value``.
-        clip_value: ``t``.
+        dims: for each of these parameters, the dimension of its rows.
+        learn_scale: whether `g` is a parameter; otherwise it is the constant `target_norm`.
+        target_norm: the norm of the weights if `learn_scale` is False.
+        clip: whether the factor is bounded by `clip_value`.
+        clip_value: the bound `t` of the factor.
     """
 
     names: Sequence[str]
@@ -69,8 +60,12 @@ class Norm(ABC):
     clip_value: float = 1.0
 
     _target_modules: ClassVar[Targets]
-    suffixes: ClassVar[tuple[str, ...]]  # of the parts, in the order of their registration
-    raw: ClassVar[str]  # the suffix of V
+    #: Suffixes of the parameters and buffers that replace a weight, in the order of registration.
+    suffixes: ClassVar[tuple[str, ...]]
+    #: The suffix of `V`.
+    raw: ClassVar[str]
+    #: Whether applying the norm leaves the weight unchanged (with a learnable scale, no clipping).
+    keeps_weight: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         names, dims = tuple(self.names), tuple(self.dims)
@@ -85,26 +80,27 @@ class Norm(ABC):
 
     @abstractmethod
     def split(self, weight: Tensor, dim: int) -> Parts:
-        """The parts of which :meth:`weight` makes ``weight`` again, by suffix."""
+        """Return, by suffix, the parameters and buffers from which `weight` computes a weight."""
 
     @abstractmethod
     def weight(self, parts: Parts, dim: int) -> Tensor:
-        """The normalised weight."""
+        """Return the normalised weight."""
 
     def start(self, parts: Parts) -> Parts:
-        """What to start from where :meth:`split` gave ``parts``."""
+        """Return the initial values of the parameters and buffers, given those from `split`."""
         return parts
 
     def advance(self, parts: Parts, dim: int) -> None:
-        """Update the buffers for a forward pass in training."""
+        """Update the buffers in place before a forward pass in training mode."""
         return
 
     @classmethod
     def target(cls, module: nn.Module) -> type[nn.Module] | None:
-        """The registered class a module is normalised as: the nearest one it inherits from.
+        """Return the nearest registered class that `module` inherits from; None if it has none.
 
-        ``nn.MultiheadAttention`` keeps its projections together, so its output projection is not
-        normalised alone; a module that torch parametrises has a computed weight already.
+        The output projection of `nn.MultiheadAttention` is no target: its other projections are not
+        layers, and normalising one projection alone makes no sense. Neither is a module that torch
+        parametrises: its weight is computed already.
         """
         for kind in type(module).__mro__:
             if kind in cls._target_modules:
@@ -122,10 +118,10 @@ class Norm(ABC):
         dims: int | Sequence[int] | None = None,
         **options: Any,
     ) -> Self:
-        """Normalise the named parameters of ``module``, by default those registered for its class.
+        """Normalise the named parameters of `module`, by default those registered for its class.
 
-        ``options`` are the fields of the norm or the flags of the same meaning. A flag in
-        ``deq_args`` wins over them, with a warning if they differ.
+        `options` are fields of the norm or the command-line flags for them. A flag in `deq_args`
+        overrides an option, with a warning if they differ.
         """
         if names is None or dims is None:
             kind = cls.target(module)
@@ -135,13 +131,13 @@ class Norm(ABC):
                     "normalise: pass names and dims, or call register_norm_module"
                 )
             names, dims = cls._target_modules[kind]
-        given = cls(as_tuple(names), as_tuple(dims), **read_options(cls, deq_args, options))
+        norm = cls(as_tuple(names), as_tuple(dims), **read_options(cls, deq_args, options))
         absent = {name for name, p in module._parameters.items() if p is None}
-        kept = [(name, dim) for name, dim in given.items() if name not in absent]
-        norm = replace(given, names=[name for name, _ in kept], dims=[dim for _, dim in kept])
-        for name, dim in kept:
-            _check_parameter(module, name, dim)
-        for name, dim in kept:
+        present = [(name, dim) for name, dim in norm.items() if name not in absent]
+        norm = replace(norm, names=[name for name, _ in present], dims=[dim for _, dim in present])
+        for name, dim in present:  # all checks first: an error must leave the module unchanged
+            check_parameter(module, name, dim)
+        for name, dim in present:
             norm._install(module, name, dim)
         hooks = [
             module.register_state_dict_pre_hook(_before_saving),
@@ -152,10 +148,10 @@ class Norm(ABC):
         return norm
 
     def __call__(self, module: nn.Module) -> None:
-        """Compute the weights of ``module`` for this forward pass.
+        """Compute the weights of `module` for this forward pass, in training and evaluation.
 
-        In evaluation too: a write through ``.data`` (an average of weights that is swapped in)
-        leaves no trace by which an unchanged parameter could be told from a changed one.
+        Evaluation cannot skip it when the parameters are unchanged: torch does not count writes
+        through `.data` (e.g. an average of weights that is swapped in).
         """
         for name, dim in self.items():
             parts = self._parts(module, name)
@@ -165,7 +161,7 @@ class Norm(ABC):
             self._compute(module, name, dim, parts)
 
     def remove(self, module: nn.Module) -> None:
-        """Turn the weights of ``module`` into ordinary parameters, as they are now."""
+        """Turn the weights of `module` into ordinary parameters with their current values."""
         for name, dim in self.items():
             parts = self._parts(module, name)
             self._absorb(module, name, dim, parts)
@@ -174,32 +170,35 @@ class Norm(ABC):
             module.__dict__.pop(name, None)
             for suffix in parts:
                 delattr(module, f"{name}_{suffix}")
-            trains = parts[self.raw].requires_grad
-            module.register_parameter(name, nn.Parameter(weight, requires_grad=trains))
+            trainable = parts[self.raw].requires_grad
+            module.register_parameter(name, nn.Parameter(weight, requires_grad=trainable))
         for handle in module.__dict__.pop("_deq_hooks", ()):
             handle.remove()
 
     def items(self) -> list[tuple[str, int]]:
-        """The names with their dimensions."""
+        """Return the pairs of a parameter's name and the dimension of its rows."""
         return list(zip(self.names, self.dims, strict=True))
 
     def _absorb(self, module: nn.Module, name: str, dim: int, parts: Parts) -> None:
-        """Let what an initialiser wrote into the weight reach the parameters."""
-        written = self._written(module, name, parts)
-        if written is None:
+        """Copy the values that an initialiser wrote into the weight to the parameters."""
+        weight = self._initialised_weight(module, name, parts)
+        if weight is None:
             return
-        if written.shape != parts[self.raw].shape:
+        if weight.shape != parts[self.raw].shape:
             raise ValueError(
-                f"{name} was given the shape {tuple(written.shape)}, but is normalised with "
-                f"{tuple(parts[self.raw].shape)}: call remove_norm before changing it"
+                f"{name} was given the shape {tuple(weight.shape)}, but its norm was applied to "
+                f"the shape {tuple(parts[self.raw].shape)}: call remove_norm before changing it"
             )
         with torch.no_grad():
-            for suffix, value in self.start(self.split(written.to(parts[self.raw]), dim)).items():
+            for suffix, value in self.start(self.split(weight.to(parts[self.raw]), dim)).items():
                 parts[suffix].copy_(value)
         self._compute(module, name, dim, parts)
 
-    def _written(self, module: nn.Module, name: str, parts: Parts) -> Tensor | None:
-        """The weight, if it is an initialiser's."""
+    def _initialised_weight(self, module: nn.Module, name: str, parts: Parts) -> Tensor | None:
+        """Return the weight if an initialiser wrote or assigned it; None if the norm computed it.
+
+        Removes an assigned `Parameter` from the module.
+        """
         assigned = module._parameters.pop(name, None)
         if assigned is not None:
             return assigned.detach()
@@ -209,23 +208,24 @@ class Norm(ABC):
         return weight.detach()
 
     def _scale(self, weight: Tensor, norm: Tensor, g: Tensor | None) -> Tensor:
-        """``weight * min(t, g / norm)``."""
+        """Return `weight * min(t, g / norm)`."""
         zero = norm == 0
         divisor = norm.masked_fill(zero, 1.0)
         factor = torch.where(zero, divisor, (self.target_norm if g is None else g) / divisor)
         if self.clip:
-            # Not clamp: its gradient at the bound, where training starts, depends on the release.
+            # Training starts at the bound, and clamp's gradient there depends on torch's version.
             factor = torch.where(factor > self.clip_value, self.clip_value, factor)
         return weight * factor
 
     def _install(self, module: nn.Module, name: str, dim: int) -> None:
+        """Replace the parameter `name` of the module by its parts and the computed weight."""
         weight = module._parameters[name]
-        assert weight is not None  # checked
+        assert weight is not None  # check_parameter has raised otherwise
         with torch.no_grad():
             parts = self.start(self.split(weight, dim))
         del module._parameters[name]
         for suffix, value in parts.items():
-            if suffix == self.raw:  # the same object, so ties and optimizers stay as they are
+            if suffix == self.raw:  # the same object: optimizers and tied weights refer to it
                 module.register_parameter(f"{name}_{suffix}", weight)
             elif suffix == "g":
                 scale = nn.Parameter(value, requires_grad=weight.requires_grad)
@@ -235,6 +235,7 @@ class Norm(ABC):
         self._compute(module, name, dim, self._parts(module, name), fresh=True)
 
     def _parts(self, module: nn.Module, name: str) -> Parts:
+        """Return the parameters and buffers of one weight, by suffix."""
         return {
             suffix: getattr(module, f"{name}_{suffix}")
             for suffix in self.suffixes
@@ -244,30 +245,20 @@ class Norm(ABC):
     def _compute(
         self, module: nn.Module, name: str, dim: int, parts: Parts, fresh: bool = False
     ) -> None:
+        """Set the attribute `name` of the module to the weight computed from its parts."""
         watched = tuple(s for s in (self.raw, "g") if s in parts)
         module.__dict__[name] = computed(partial(self.weight, dim=dim), parts, watched, fresh)
 
 
-def _check_parameter(module: nn.Module, name: str, dim: int) -> None:
-    weight = module._parameters.get(name)
-    if weight is None or isinstance(weight, UninitializedParameter):
-        lack = "it has none" if weight is None else "it has no shape yet"
-        raise ValueError(
-            f"cannot normalise the parameter {name!r} of {type(module).__name__}: {lack}; "
-            "initialise the layer first, or filter it out"
-        )
-    if not -weight.dim() <= dim < weight.dim():
-        raise ValueError(f"{name} of the shape {tuple(weight.shape)} has no dimension {dim}")
-
-
 def _before_saving(module: nn.Module, prefix: str, keep_vars: bool) -> None:
+    """Copy what an initialiser wrote into the weights to the parameters, which are saved."""
     norm = _norm_of(module)
     for name, dim in norm.items():
         norm._absorb(module, name, dim, norm._parts(module, name))
 
 
 def _before_loading(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """A checkpoint of the plain layer loads too."""
+    """Split the weights in a checkpoint of the layer without norm, so that it loads too."""
     norm = _norm_of(module)
     for name, dim in norm.items():
         if f"{prefix}{name}" in state and f"{prefix}{name}_{norm.raw}" not in state:
@@ -276,6 +267,7 @@ def _before_loading(module: nn.Module, state: dict[str, Any], prefix: str, *_: A
 
 
 def _after_loading(module: nn.Module, keys: Any) -> None:
+    """Compute the weights from the loaded parameters."""
     norm = _norm_of(module)
     for name, dim in norm.items():
         norm._compute(module, name, dim, norm._parts(module, name))
@@ -284,8 +276,3 @@ def _after_loading(module: nn.Module, keys: Any) -> None:
 def _norm_of(module: nn.Module) -> Norm:
     norm: Norm = module.__dict__["_deq_norm"]
     return norm
-
-
-def as_tuple(value: Any) -> tuple[Any, ...]:
-    """One name or dimension, or several, as a tuple."""
-    return (value,) if isinstance(value, (str, int)) else tuple(value)

@@ -1,4 +1,4 @@
-"""A computed weight: notices when it is written to, and can be copied and pickled."""
+"""Computed weights: tensors that detect writes and can be copied and pickled."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from torch import Tensor
 from torchdeq._torch import version
 from torchdeq.callers import stack_level
 
-Parts = dict[str, Tensor]  # what a weight is computed from, by the suffix of its name
+Parts = dict[str, Tensor]  # the parameters and buffers behind a weight, by suffix
 Recipe = Callable[[Parts], Tensor]
 
 
 def computed(recipe: Recipe, parts: Parts, watched: tuple[str, ...], fresh: bool = False) -> Tensor:
-    """``recipe(parts)``, with its origin on it.
+    """Return `recipe(parts)`, a tensor that remembers how it was computed.
 
     Args:
-        recipe: makes a new tensor; must pickle.
+        recipe: computes a new tensor from the parts; must pickle.
         parts: the parameters and buffers of the module.
-        watched: the parameters among them.
-        fresh: whether initialisers are expected: a copy is kept, which finds writes through
-            ``.data`` too.
+        watched: the suffixes of the parameters among them.
+        fresh: whether initialisers may follow: then a copy of the values is kept, which detects
+            writes through `.data` too.
     """
     weight = recipe(parts)
     origin = _Origin(weight, recipe, parts, watched, fresh)
-    # Attributes of a plain tensor: compiled functions refuse a subclass.
+    # Attributes of a plain tensor, not a subclass: compiled functions refuse subclasses.
     vars(weight).update(
         _deq_origin=origin, __deepcopy__=origin.deepcopy, __reduce_ex__=origin.reduce_ex
     )
@@ -38,22 +38,25 @@ def computed(recipe: Recipe, parts: Parts, watched: tuple[str, ...], fresh: bool
 
 
 def was_overwritten(weight: Tensor, parts: Parts) -> bool:
-    """Whether a computed weight holds other values, meant for the parameters ``parts``."""
+    """Return whether an initialiser wrote into a computed weight since it was computed.
+
+    If its parameters have changed too, warn and return False: the write is dropped.
+    """
     origin: _Origin | None = getattr(weight, "_deq_origin", None)
     return origin is not None and origin.was_overwritten(weight, parts)
 
 
 class _Origin:
-    """How a weight was computed, and in which state everything was then.
+    """The recipe of a computed weight, with the versions of all tensors at that time.
 
     A copied or unpickled module gets a weight computed from its own parameters: torch does not
-    deepcopy a tensor with a graph, and a detached one would give the parameters no gradient.
+    deepcopy a tensor with a graph, and a detached copy would give the parameters no gradient.
     """
 
     def __init__(
         self, weight: Tensor, recipe: Recipe, parts: Parts, watched: tuple[str, ...], fresh: bool
     ) -> None:
-        self.weight = ref(weight)  # which owns this: a cycle would keep it until a collection
+        self.weight = ref(weight)  # weak: a cycle would keep the weight until a garbage collection
         self.recipe, self.parts, self.watched = recipe, parts, watched
         self.copy = weight.detach().clone() if fresh else None
         self.version, self.grad_fn = version(weight), weight.grad_fn
@@ -61,7 +64,7 @@ class _Origin:
 
     def was_overwritten(self, weight: Tensor, parts: Parts) -> bool:
         if weight.is_meta or weight.grad_fn is not self.grad_fn:
-            return False  # autograd recorded the write: part of a computation
+            return False  # autograd recorded the write: it is a computation, not an initialiser
         if version(weight) == self.version and (self.copy is None or _equal(weight, self.copy)):
             return False
         if self.unchanged(parts):
@@ -74,10 +77,10 @@ class _Origin:
         return False
 
     def unchanged(self, parts: Parts) -> bool:
-        """Return whether the parameters are what they were.
+        """Return whether the parameters are as they were when the weight was computed.
 
-        A write through ``.data`` has no version: as long as there is a copy to compare with, the
-        weight that the parameters make now is compared with the one that they made then.
+        Torch does not count writes through `.data`. If a copy of the weight is kept, it is compared
+        with the weight that the current parameters give.
         """
         if not all(
             parts[suffix] is self.parts[suffix] and version(parts[suffix]) == self.versions[suffix]
@@ -88,7 +91,7 @@ class _Origin:
             return True
         with torch.no_grad():
             now = self.recipe(parts).to(self.copy)
-        return torch.allclose(now, self.copy, rtol=0.02, atol=1e-6, equal_nan=True)  # after a move
+        return torch.allclose(now, self.copy, rtol=0.02, atol=1e-6, equal_nan=True)  # a move rounds
 
     def deepcopy(self, memo: dict[int, Any]) -> Tensor:
         recipe, parts, *rest = self.reduce_ex(2)[1]
@@ -96,7 +99,7 @@ class _Origin:
 
     def reduce_ex(self, protocol: Any) -> tuple[Callable[..., Tensor], tuple[Any, ...]]:
         weight = self.weight()
-        assert weight is not None  # called through it
+        assert weight is not None  # the weight itself calls this method
         written = weight.detach() if self.was_overwritten(weight, self.parts) else None
         fresh = self.copy is not None
         return _rebuild, (self.recipe, self.parts, self.watched, fresh, written)
@@ -105,6 +108,7 @@ class _Origin:
 def _rebuild(
     recipe: Recipe, parts: Parts, watched: tuple[str, ...], fresh: bool, written: Tensor | None
 ) -> Tensor:
+    """Compute a copied or unpickled weight; write the values that an initialiser left in it."""
     weight = computed(recipe, parts, watched, fresh)
     if written is not None:
         with torch.no_grad():
@@ -113,4 +117,5 @@ def _rebuild(
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
+    """Return whether all elements are equal or both NaN."""
     return bool(((a == b) | (a.isnan() & b.isnan())).all())

@@ -1,4 +1,4 @@
-"""The options of a norm: fields of its class, set by keywords or by the flags of a program."""
+"""The options of a norm: fields of its class, set by keywords or by command-line flags."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ FLAGS = {
 
 
 def read_options(norm: Any, args: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the dataclass ``norm`` set by keywords, in either spelling, and by ``args``.
+    """Return the fields of the dataclass `norm` that keywords (in either spelling) and `args` set.
 
-    A Namespace holds every flag, asked for or not, and stands for the command line: it wins, as in
-    torchdeq 0.1.0, and a difference warns.
+    `args` stands for the command line and overrides the keywords, as in torchdeq 0.1.0, with a
+    warning if they differ: a Namespace contains every flag, whether the user set it or not.
     """
-    known = {f.name for f in fields(norm)} - {"names", "dims"}
-    flags = {flag: name for flag, name in FLAGS.items() if name in known}
+    names = {f.name for f in fields(norm)} - {"names", "dims"}
+    flags = {flag: name for flag, name in FLAGS.items() if name in names}
     options: dict[str, Any] = {}
     for key, value in given.items():
         name = flags.get(key, key)
-        if name not in known:
-            tail = suggest(key, [*known, *flags])
+        if name not in names:
+            tail = suggest(key, [*names, *flags])
             raise TypeError(f"{norm.__name__} has no option {key!r}{tail}")
         if name in options:
-            raise TypeError(f"{key!r} and its other name both set one option: give one of them")
-        options[name] = _meant(key, value)
+            raise TypeError(f"{key!r} and its other name both set one option: pass one of them")
+        options[name] = _field_value(key, value)
     config = args if isinstance(args, DEQConfig) else DEQConfig(args)
     for flag, name in flags.items():
         value = config.get(flag)
         if value is None:
             continue
-        value = _meant(flag, value)
+        value = _field_value(flag, value)
         if options.get(name, value) != value:
             warnings.warn(
-                f"{name}={options[name]} is overruled by {flag} in args ({name}={value}): "
+                f"{name}={options[name]} is overridden by {flag} in args ({name}={value}): "
                 "leave one of them out",
                 stacklevel=stack_level(),
             )
@@ -53,5 +53,6 @@ def read_options(norm: Any, args: Any, given: Mapping[str, Any]) -> dict[str, An
     return options
 
 
-def _meant(key: str, value: Any) -> Any:
+def _field_value(key: str, value: Any) -> Any:
+    """Return the value of the field that a keyword or flag sets; one flag negates its field."""
     return not value if key == "norm_no_scale" else value

@@ -1,4 +1,4 @@
-"""Spectral normalisation: the largest singular value, followed by power iteration."""
+"""Spectral normalisation: power iteration tracks the largest singular value of a weight."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from torchdeq.autocast import AutocastState
-from torchdeq.norm.base import NORMS, Norm, Targets, common_targets
+from torchdeq.norm.base import NORMS, Norm
 from torchdeq.norm.computed import Parts
+from torchdeq.norm.targets import Targets, common_targets
 
 
 @NORMS.register("spectral_norm")
@@ -19,19 +20,17 @@ from torchdeq.norm.computed import Parts
 class SpectralNorm(Norm):
     r"""Spectral normalisation (Miyato et al., 2018) with a scale per row.
 
-    .. math:: W_i = V_i \min(t, g_i / \sigma), \qquad \sigma = u^\top V v
+    $$W_i = V_i \min(t, g_i / \sigma), \qquad \sigma = u^\top V v$$
 
-    with ``V`` as a matrix, the rows of ``dims`` first. ``u`` and ``v`` start at the leading
-    singular vectors of ``V`` and advance by power iteration at every call in training mode, with or
-    without gradients; in evaluation they stay. They are constants to autograd. ``g`` starts at
-    ``target_norm``. Parameters: ``weight_orig`` and ``weight_g``; buffers: ``weight_u``,
-    ``weight_v``.
+    where $V$ is the weight as a matrix, with its rows (the dimension in `dims`) first. `u` and `v`
+    start at the leading singular vectors of $V$. Each call in training mode advances them by power
+    iteration, whether gradients are on or off; in evaluation they do not change. Autograd treats
+    them as constants. `g` starts at `target_norm`. Parameters: `weight_orig` and `weight_g`;
+    buffers: `weight_u` and `weight_v`. The other options are those of `Norm`.
 
     Args:
-        n_power_iterations: steps per call.
-        eps: a vector shorter than this is not normalised: the estimate stays.
-
-    The others: see :class:`Norm`; ``target_norm`` is where ``g`` starts, too.
+        n_power_iterations: steps of power iteration per call.
+        eps: a vector shorter than this is not normalised; the previous estimate stays.
     """
 
     n_power_iterations: int = 1
@@ -55,7 +54,7 @@ class SpectralNorm(Norm):
         if not self.learn_scale:
             return {"orig": weight, "u": u, "v": v}
         rows = [size if d == dim % weight.dim() else 1 for d, size in enumerate(weight.shape)]
-        g = _stretch(matrix, u, v).expand(rows).clone()
+        g = _bilinear(u, matrix, v).expand(rows).clone()
         return {"orig": weight, "g": g, "u": u, "v": v}
 
     def start(self, parts: Parts) -> Parts:
@@ -64,10 +63,10 @@ class SpectralNorm(Norm):
         return parts
 
     def weight(self, parts: Parts, dim: int) -> Tensor:
-        # Copies: the next call, or DDP, writes into the buffers before this one's backward. A copy
-        # of a model that was moved may still hold buffers of its former dtype.
+        # Copies: the next call, or DDP, may write into the buffers before the backward pass of this
+        # call. The dtype: a copy of a model that was moved may have buffers of its former dtype.
         u, v = (parts[suffix].to(parts["orig"], copy=True) for suffix in ("u", "v"))
-        sigma = _stretch(_matrix(parts["orig"], dim), u, v)
+        sigma = _bilinear(u, _matrix(parts["orig"], dim), v)
         return self._scale(parts["orig"], sigma, parts.get("g"))
 
     @torch.no_grad()
@@ -78,52 +77,52 @@ class SpectralNorm(Norm):
                 v.copy_(self._unit(matrix.mT @ u, v))
                 u.copy_(self._unit(matrix @ v, u))
 
-    def _unit(self, x: Tensor, otherwise: Tensor) -> Tensor:
-        """``x`` normalised; a zero would end the iteration for good."""
+    def _unit(self, x: Tensor, previous: Tensor) -> Tensor:
+        """Return `x` normalised, or `previous` if `x` is zero: a zero vector would stay zero."""
         length = torch.linalg.vector_norm(x)
-        return torch.where(length > self.eps, x / length, otherwise)
+        return torch.where(length > self.eps, x / length, previous)
 
 
 def _matrix(weight: Tensor, dim: int) -> Tensor:
-    """The weight with its rows first, as a matrix."""
+    """Return the weight as a matrix, with its rows first."""
     if weight.dim() == 2 and dim == 0:
         return weight
     return weight.movedim(dim, 0).reshape(weight.shape[dim], -1)
 
 
 def _full_precision(matrix: Tensor) -> AbstractContextManager[Any]:
-    """Without autocast, which does not know the meta device."""
+    """Return a block without autocast (which raises for the meta device)."""
     return nullcontext() if matrix.is_meta else AutocastState(matrix.device).suspended()
 
 
-def _stretch(matrix: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """``u^T matrix v``."""
+def _bilinear(u: Tensor, matrix: Tensor, v: Tensor) -> Tensor:
+    r"""Return $u^\top M v$."""
     with _full_precision(matrix):
         return u @ (matrix @ v)
 
 
 @torch.no_grad()
 def leading_singular_vectors(matrix: Tensor, steps: int = 64) -> tuple[Tensor, Tensor]:
-    """The singular vectors ``u``, ``v`` of the largest singular value: ``u^T matrix v`` is it.
+    r"""Return the vectors $u$, $v$ of the largest singular value $\sigma = u^\top M v$.
 
-    The best of a Krylov space of ``matrix^T matrix``: exact for up to 64 rows or columns, and close
-    where power iteration would need thousands of steps. The start is fixed, so torch's generator is
-    not touched.
+    They are the best ones in a Krylov space of $M^\top M$: exact for up to 64 rows or columns, and
+    close where power iteration would need thousands of steps. The start is fixed, so torch's global
+    generator does not advance.
     """
     if matrix.is_meta or not matrix.numel():
         return matrix.new_zeros(matrix.shape[0]), matrix.new_zeros(matrix.shape[1])
-    # Weights that wait for a checkpoint may hold anything; singular vectors of zero are as good.
+    # Uninitialised weights, to be loaded later, may contain NaN: replace it by zero.
     m = torch.nan_to_num(matrix.to(torch.promote_types(matrix.dtype, torch.float32)), 0.0, 0.0, 0.0)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(m.shape[1], generator=generator, dtype=torch.float64).to(m)
     basis = m.new_zeros(0, m.shape[1])
     for _ in range(min(steps, *m.shape) + 1):
         length = torch.linalg.vector_norm(x)
-        for _ in range(2):  # once leaves a trace of the basis behind
+        for _ in range(2):  # after one pass, rounding leaves components along the basis
             x = x - (basis @ x) @ basis
         rest = torch.linalg.vector_norm(x)
         if not rest > 10 * torch.finfo(m.dtype).eps * length:
-            break  # nothing left but rounding: the space is complete
+            break  # only rounding is left: the space is complete
         basis = torch.cat([basis, (x / rest).unsqueeze(0)])
         x = m.mT @ (m @ basis[-1])
     U, _, Vh = torch.linalg.svd(m @ basis.mT, full_matrices=False)

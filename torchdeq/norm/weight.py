@@ -1,4 +1,4 @@
-"""Weight normalisation: every row has a direction and a length."""
+"""Weight normalisation: each row is a direction times a learnable length."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from torchdeq.norm.base import NORMS, Norm, Targets, common_targets
+from torchdeq.norm.base import NORMS, Norm
 from torchdeq.norm.computed import Parts
+from torchdeq.norm.targets import Targets, common_targets
 
 
 @NORMS.register("weight_norm")
@@ -17,15 +18,17 @@ from torchdeq.norm.computed import Parts
 class WeightNorm(Norm):
     r"""Weight normalisation (Salimans and Kingma, 2016).
 
-    .. math:: W_i = v_i \min(t, g_i / \|v_i\|)
+    $$W_i = v_i \min(t, g_i / \|v_i\|)$$
 
-    for every row ``i`` of ``dims``; ``g`` starts at the lengths of the rows, so the layer computes
-    what it did before. Parameters: ``weight_g`` and ``weight_v``. Args: see :class:`Norm`.
+    for every row $i$ along the dimension in `dims`. `g` starts at the lengths of the rows, so that
+    the layer computes the same function as before. Parameters: `weight_g` and `weight_v`. The
+    options are those of `Norm`.
     """
 
     _target_modules: ClassVar[Targets] = common_targets()
     suffixes: ClassVar[tuple[str, ...]] = ("g", "v")
     raw: ClassVar[str] = "v"
+    keeps_weight: ClassVar[bool] = True
 
     def split(self, weight: Tensor, dim: int) -> Parts:
         return {"g": _lengths(weight, dim), "v": weight} if self.learn_scale else {"v": weight}
@@ -36,9 +39,9 @@ class WeightNorm(Norm):
 
 
 def _lengths(v: Tensor, dim: int) -> Tensor:
-    """The 2-norms of the rows, with every other dimension kept as 1."""
+    """Return the Euclidean norms of the rows, with every other dimension of size 1."""
     others = [d for d in range(v.dim()) if d != dim % v.dim()]
     if not others:
-        return v.abs()  # rows of one number; an empty list would mean all dimensions
+        return v.abs()  # each row is one number; an empty list would mean all dimensions
     lengths: Tensor = torch.linalg.vector_norm(v, dim=others, keepdim=True)
     return lengths
