@@ -204,7 +204,7 @@ def test_goals_can_differ_by_system() -> None:
 
 def test_a_linear_solver_of_ones_own() -> None:
     class Exact(LinearSolver):
-        def run(self, system: Any, x0: Tensor | None) -> Tensor:
+        def run(self, system: Any) -> Tensor:
             return system.b
 
     b = torch.ones(2, 3)

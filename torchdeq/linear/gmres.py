@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchdeq.linear.base import LINEAR, LinearSolver, System
+from torchdeq.linear.base import LINEAR, LinearSolver
 from torchdeq.linear.hessenberg import Hessenberg
+from torchdeq.linear.system import System
 from torchdeq.numbers import from_host, row_norm, small_dtype, to_host
 
 # A full cycle that leaves this share of a residual will not do better next time.
@@ -47,8 +48,8 @@ class GMRES(LinearSolver):
     def confirms(self) -> bool:
         return self.confirm
 
-    def run(self, system: System, x0: Tensor | None) -> Tensor:
-        x, r = system.start(x0)
+    def run(self, system: System) -> Tensor:
+        x, r = system.start()
         size = row_norm(r)
         system.note(size)
         if system.finished(size):
