@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,6 +70,31 @@ def tanh_layer(
     W = contraction(gain, d, seed).to(dtype)
     x = _normal(batch, d, seed=seed + 7).to(dtype)
     return lambda z: torch.tanh(z @ W.mT + x), torch.zeros(batch, d, dtype=dtype)
+
+
+def opaque_cosine(z: Tensor) -> Tensor:
+    """Return the cosine, without forward-mode differentiation."""
+    image: Tensor = _OpaqueCosine.apply(z)
+    return image
+
+
+class _OpaqueCosine(torch.autograd.Function):
+    @staticmethod
+    def forward(z: Tensor) -> Tensor:
+        return torch.cos(z)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+
+def rated_samples() -> tuple[Callable[..., Tensor], Tensor, Tensor]:
+    """Return the map `f(z, rate, x) = tanh(rate z + x)`, and the rates and `x` of five samples.
+
+    It acts on each number alone, so that its rounding does not depend on the batch.
+    """
+    rates = torch.tensor([0.1, 0.9, 0.5, -0.7, 0.97], dtype=torch.float64)[:, None]
+    x = torch.linspace(-1, 1, 30, dtype=torch.float64).view(5, 6)
+    return lambda z, rate, x: torch.tanh(rate * z + x), rates, x
 
 
 #: Tolerance of the graph problem: of the residual of the whole system, in both passes.

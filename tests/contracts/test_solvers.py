@@ -121,13 +121,7 @@ def test_a_recorded_state_is_the_best_at_that_step(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("tol", [0.0, 1e-6])
 def test_a_sample_alone_gets_the_answer_it_gets_in_a_batch(name: str, tol: float) -> None:
-    """Elementwise maps, so that the arithmetic of f does not depend on the batch."""
-    rates = torch.tensor([0.1, 0.9, 0.5, -0.7, 0.97], dtype=torch.float64)[:, None]
-    x = torch.linspace(-1, 1, 30, dtype=torch.float64).view(5, 6)
-
-    def f(z: Tensor, rate: Tensor, x: Tensor) -> Tensor:
-        return torch.tanh(rate * z + x)
-
+    f, rates, x = problems.rated_samples()
     z0, stop = torch.zeros_like(x), StopRule(60, tol)
     together = run(name, f, z0, stop, args=(rates, x))
     for i in range(5):
@@ -257,22 +251,11 @@ def test_solves_may_be_nested(name: str) -> None:
     torch.testing.assert_close(f(solution.z), solution.z, atol=1e-7, rtol=0)
 
 
-class Cosine(torch.autograd.Function):
-    """A cosine without forward-mode differentiation."""
-
-    @staticmethod
-    def forward(z: Tensor) -> Tensor:
-        return torch.cos(z)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_solves_a_map_without_forward_mode(name: str) -> None:
     z0 = torch.zeros(2, 3, dtype=torch.float64)
     options = SOLVERS[name].options_without_jvp
-    solution = run(name, Cosine.apply, z0, StopRule(60, 1e-8), options)
+    solution = run(name, problems.opaque_cosine, z0, StopRule(60, 1e-8), options)
     torch.testing.assert_close(solution.z, z0 + problems.COSINE, atol=1e-7, rtol=0)
 
 

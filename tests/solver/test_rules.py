@@ -46,12 +46,7 @@ def test_damping_moves_part_of_the_way() -> None:
 @pytest.mark.parametrize("tol", [0.0, 1e-6])
 def test_a_sample_alone_takes_exactly_the_steps_it_takes_in_a_batch(kind: Any, tol: float) -> None:
     """Nothing in plain iteration is summed over the batch: every digit is the same."""
-    rates = torch.tensor([0.1, 0.9, 0.5, -0.7, 0.97], dtype=torch.float64)[:, None]
-    x = torch.linspace(-1, 1, 30, dtype=torch.float64).view(5, 6)
-
-    def f(z: Tensor, rate: Tensor, x: Tensor) -> Tensor:
-        return torch.tanh(rate * z + x)
-
+    f, rates, x = problems.rated_samples()
     ask: Any = {"solver": kind(), "stop": StopRule(60, tol), "on_failure": "ignore"}
     together = solve(f, torch.zeros_like(x), args=(rates, x), **ask)
     for i in range(5):
@@ -345,22 +340,11 @@ def test_newton_converges_faster_than_linearly() -> None:
 
 
 def test_newton_explains_a_missing_forward_mode() -> None:
-    class Opaque(torch.autograd.Function):
-        @staticmethod
-        def forward(z: Tensor) -> Tensor:
-            return torch.cos(z)
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
-
-    def f(z: Tensor) -> Tensor:
-        out: Tensor = Opaque.apply(z)
-        return out
-
     z0 = torch.zeros(2, 3, dtype=torch.float64)
     with pytest.raises((NotImplementedError, RuntimeError), match="jacobian='difference'"):
-        solve(f, z0, NewtonKrylov(), StopRule(30, 1e-8))
-    solution = solve(f, z0, NewtonKrylov(jacobian="difference"), StopRule(60, 1e-8))
+        solve(problems.opaque_cosine, z0, NewtonKrylov(), StopRule(30, 1e-8))
+    solver = NewtonKrylov(jacobian="difference")
+    solution = solve(problems.opaque_cosine, z0, solver, StopRule(60, 1e-8))
     torch.testing.assert_close(solution.z, torch.full_like(z0, problems.COSINE), atol=1e-7, rtol=0)
 
 
