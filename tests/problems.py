@@ -1,22 +1,23 @@
-"""Fixed-point problems with known answers, and what theory promises about them."""
+"""Fixed-point problems with exact solutions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 Map = Callable[[Tensor], Tensor]
 
-#: Options under which each solver meets problems that plain iteration cannot solve undamped.
-DAMPED = {"fixed_point_iter": {"tau": 0.3}, "simple_fixed_point_iter": {"tau": 0.3}}
+#: The fixed point of the cosine.
+COSINE = 0.7390851332151607
 
 
 def affine(
     A: Tensor, batch: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64
 ) -> tuple[Map, Tensor, Tensor]:
-    """``f(z) = A z + b`` for random ``b``: the map, a zero start, the dense solution."""
+    """Return the map `f(z) = A z + b` for random `b`, a zero start and the dense solution."""
     generator = torch.Generator().manual_seed(seed)
     d = len(A)
     b = torch.randn(batch, d, generator=generator, dtype=torch.float64)
@@ -26,13 +27,13 @@ def affine(
 
 
 def contraction(rho: float, d: int = 8, seed: int = 0) -> Tensor:
-    """A random matrix of spectral norm ``rho``."""
+    """Return a random matrix of spectral norm `rho`."""
     A = _normal(d, d, seed=seed)
     return rho * A / torch.linalg.matrix_norm(A, 2)
 
 
 def rotation(rho: float, d: int = 8, seed: int = 0) -> Tensor:
-    """Eigenvalues ``rho exp(+-i phi)``, no real one: a scaled random rotation."""
+    """Return a scaled random rotation: its eigenvalues `rho exp(+-i phi)` are not real."""
     generator = torch.Generator().manual_seed(seed)
     A = torch.zeros(d, d, dtype=torch.float64)
     for i in range(0, d, 2):
@@ -44,13 +45,16 @@ def rotation(rho: float, d: int = 8, seed: int = 0) -> Tensor:
 
 
 def non_normal(d: int = 8) -> Tensor:
-    """Spectral radius 0.5 but norm 1.5: iterates grow before they shrink."""
+    """Return a matrix of spectral radius 0.5 but norm 1.5: iterates grow before they shrink."""
     eye = torch.eye(d + 1, dtype=torch.float64)
     return 0.5 * eye[:d, :d] + eye[:d, 1:]
 
 
 def repelling(d: int = 8, seed: int = 0) -> Tensor:
-    """Eigenvalues in [-3, 0.5]: plain iteration diverges, damped and quasi-Newton do not."""
+    """Return a matrix with eigenvalues in [-3, 0.5]: undamped plain iteration diverges.
+
+    Damping by 0.3 makes it a contraction.
+    """
     Q, _ = torch.linalg.qr(_normal(d, d, seed=seed))
     return Q @ torch.diag(torch.linspace(-3.0, 0.5, d, dtype=torch.float64)) @ Q.mT
 
@@ -62,10 +66,35 @@ def tanh_layer(
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Map, Tensor]:
-    """``tanh(W z + x)`` with ``|W| = gain``."""
+    """Return the map `tanh(W z + x)` with `|W| = gain`, and a zero start."""
     W = contraction(gain, d, seed).to(dtype)
     x = _normal(batch, d, seed=seed + 7).to(dtype)
     return lambda z: torch.tanh(z @ W.mT + x), torch.zeros(batch, d, dtype=dtype)
+
+
+def opaque_cosine(z: Tensor) -> Tensor:
+    """Return the cosine, without forward-mode differentiation."""
+    image: Tensor = _OpaqueCosine.apply(z)
+    return image
+
+
+class _OpaqueCosine(torch.autograd.Function):
+    @staticmethod
+    def forward(z: Tensor) -> Tensor:
+        return torch.cos(z)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+
+def rated_samples() -> tuple[Callable[..., Tensor], Tensor, Tensor]:
+    """Return the map `f(z, rate, x) = tanh(rate z + x)`, and the rates and `x` of five samples.
+
+    It acts on each number alone, so that its rounding does not depend on the batch.
+    """
+    rates = torch.tensor([0.1, 0.9, 0.5, -0.7, 0.97], dtype=torch.float64)[:, None]
+    x = torch.linspace(-1, 1, 30, dtype=torch.float64).view(5, 6)
+    return lambda z, rate, x: torch.tanh(rate * z + x), rates, x
 
 
 #: Tolerance of the graph problem: of the residual of the whole system, in both passes.
@@ -75,7 +104,7 @@ GRAPH_TOL = 1e-6
 def graph(
     nodes: int = 40, d: int = 8, degree: float = 4.0, gain: float = 0.95, seed: int = 0
 ) -> tuple[Callable[[Tensor, Tensor], Map], Tensor, Tensor, Tensor]:
-    """`tanh(A z W + x)` over the nodes of a random graph, each row a node.
+    """Return the map `tanh(A z W + x)` over the nodes of a random graph, each row a node.
 
     `A` is symmetric and sparse, with loops, and normalised by degrees, so `|A| = 1`, and
     `|W| = gain`. With the defaults plain iteration needs some 25 evaluations for `GRAPH_TOL`.
@@ -96,7 +125,7 @@ def graph(
 def chain(
     rows: int = 12, d: int = 4, gain: float = 0.9, seed: int = 0
 ) -> tuple[Callable[[Tensor, Tensor], Map], Callable[[Tensor, Tensor], Tensor], Tensor, Tensor]:
-    """`z_i = tanh(W z_{i-1} + x_i)` from `z_{-1} = 0`, every step a row of one state.
+    """Return the map of `z_i = tanh(W z_{i-1} + x_i)` from `z_{-1} = 0`, every step a row.
 
     Returns:
         The map of all rows at once and the sequence computed step by step, which is its fixed point
@@ -117,7 +146,7 @@ def chain(
 
 
 def counted(f: Callable[..., object]) -> tuple[Callable[..., object], list[int]]:
-    """``f`` and a list that grows by the batch size at each call."""
+    """Return `f` and a list to which each call appends its batch size."""
     calls: list[int] = []
 
     def wrapped(*z: Tensor) -> object:

@@ -1,4 +1,4 @@
-"""What a DEQ says about solves that do not converge: the policy `auto` and the others."""
+"""Reports about solves that do not converge, by failure policy."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ NAMES = [name for name in SOLVERS if SOLVERS[name].watches]
 
 
 def caught(run: Any) -> list[str]:
-    """The convergence warnings of a call."""
-    with warnings.catch_warnings(record=True) as seen:
+    """Return the convergence warnings of a call."""
+    with warnings.catch_warnings(record=True) as all_warnings:
         warnings.simplefilter("always")
         run()
-    return [str(w.message) for w in seen if w.category is ConvergenceWarning]
+    return [str(w.message) for w in all_warnings if w.category is ConvergenceWarning]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -54,7 +54,7 @@ def test_a_spent_forward_budget_is_normal_in_the_papers_interface(
         deq(f, z0)
 
 
-def test_the_typed_interface_warns_unless_it_is_told_otherwise() -> None:
+def test_the_typed_interface_warns_by_default() -> None:
     f, z0 = problems.tanh_layer(gain=0.99)
     stop = StopRule(3, 1e-9)
     assert caught(lambda: solve(f, z0, Anderson(), stop))
@@ -71,7 +71,7 @@ def test_a_reversible_iteration_may_spend_its_budget_too() -> None:
     assert caught(lambda: deq(f, z0))
 
 
-def test_divergence_and_nonfinite_states_are_told_by_auto() -> None:
+def test_auto_warns_of_divergence_and_of_nonfinite_states() -> None:
     z0 = torch.ones(2, 3, dtype=torch.float64)
     deq = get_deq(f_max_iter=30)
     (text,) = caught(lambda: deq(lambda z: 3 * z + 1, z0))  # never better than the start
@@ -85,8 +85,8 @@ def test_divergence_and_nonfinite_states_are_told_by_auto() -> None:
     assert "MAX_ITER" not in text
 
 
-def test_auto_keeps_quiet_about_a_residual_that_grew_after_a_good_state() -> None:
-    """Plain iteration comes near a saddle, whose state is returned, before it is driven away."""
+def test_auto_does_not_warn_of_a_residual_that_grew_after_a_good_state() -> None:
+    """Plain iteration comes near a saddle, which is the returned state, before it diverges."""
     rates = torch.tensor([[0.1, 1.5]], dtype=torch.float64)
     b = torch.tensor([[1.0, 1e-3]], dtype=torch.float64)
     z0 = torch.zeros_like(b)
@@ -95,16 +95,15 @@ def test_auto_keeps_quiet_about_a_residual_that_grew_after_a_good_state() -> Non
         return rates * z + b
 
     stop = StopRule(40, 1e-9)
-    told = caught(lambda: solve(f, z0, FixedPointIter(), stop))
-    assert "DIVERGED" in told[0]
-    found = solve(f, z0, FixedPointIter(), stop, on_failure="ignore").stats
-    assert float(found.abs_lowest) < 0.01 * float(found.abs_trace[0, 0])
+    assert "DIVERGED" in caught(lambda: solve(f, z0, FixedPointIter(), stop))[0]
+    stats = solve(f, z0, FixedPointIter(), stop, on_failure="ignore").stats
+    assert float(stats.abs_lowest) < 0.01 * float(stats.abs_trace[0, 0])
     assert not caught(lambda: solve(f, z0, FixedPointIter(), stop, on_failure="auto"))
     assert not caught(lambda: get_deq(f_max_iter=40, f_tol=1e-9)(f, z0))
 
 
 @pytest.mark.parametrize("options", [{}, {"b_solver": "gmres"}, {"b_solver": "broyden"}])
-def test_an_implicit_backward_above_its_tolerance_is_told_by_auto(options: dict[str, Any]) -> None:
+def test_auto_warns_of_an_implicit_backward_above_its_tolerance(options: dict[str, Any]) -> None:
     W = problems.contraction(0.99, 12).requires_grad_()
     x = torch.randn(2, 12, dtype=torch.float64)
     deq = get_deq(ift=True, f_solver="anderson", f_max_iter=60, b_max_iter=2, **options)
@@ -118,7 +117,7 @@ def test_an_implicit_backward_above_its_tolerance_is_told_by_auto(options: dict[
     assert "MAX_ITER" in caught(lambda: z.square().sum().backward())[0]
 
 
-def test_without_a_tolerance_nobody_is_told_anything() -> None:
+def test_without_a_tolerance_no_policy_reports_anything() -> None:
     for policy in ("auto", "warn", "raise"):
         deq = get_deq(f_tol=0.0, f_max_iter=5, on_failure=policy)
         assert not caught(lambda deq=deq: deq(lambda z: 3 * z + 1, torch.ones(2, 3)))

@@ -131,8 +131,8 @@ class Richardson(LinearSolver):
 
     omega: float = 1.0
 
-    def run(self, system: System, x0: Tensor | None) -> Tensor:
-        x, r = system.start(x0)
+    def run(self, system: System) -> Tensor:
+        x, r = system.start()
         while system.left:
             x = x + self.omega * r
             r = system.b - system.product(x)

@@ -1,4 +1,4 @@
-"""When a solve ends: the budget, the tolerance and what each sample is told about its outcome."""
+"""Stop rules: the budget and the tolerance of a solve, and the status in which a sample ends."""
 
 from __future__ import annotations
 
@@ -27,48 +27,48 @@ class Status(IntEnum):
 
     @property
     def sentence(self) -> str:
-        """What happened, in words."""
+        """Return an explanation for people."""
         return _SENTENCES[self]
 
     @property
     def failed(self) -> bool:
-        """Whether the sample's state should not be trusted; a stall is as good as it gets."""
+        """Return whether the returned state is unreliable; a stalled state is reliable."""
         return self not in (Status.CONVERGED, Status.STALLED)
 
 
 _SENTENCES = {
     Status.CONVERGED: "the residual met the tolerance",
     Status.MAX_ITER: "the budget of evaluations ran out before the tolerance was met",
-    Status.STALLED: "the residual is as low as the precision in which f computes lets it be",
+    Status.STALLED: "the residual has reached the limit of the precision in which f computes",
     Status.DIVERGED: "the residual grew to more than ten times its first value",
-    Status.NONFINITE: "f returned a NaN or an infinity; the last finite best state is kept",
+    Status.NONFINITE: "f returned a NaN or an infinity; the best finite state is kept",
 }
 
 
 @dataclass(frozen=True)
 class StopRule:
-    r"""When to stop: an exact budget of evaluations and a tolerance on the residual.
+    r"""An exact budget of evaluations and a tolerance on the residual of each sample.
 
-    With :math:`g = f(z) - z` per sample, over the whole packed state:
+    With $g = f(z) - z$ of one sample, over the whole packed state, the tolerance is met if
 
-    - ``mode="abs"``: :math:`\|g\| \le` ``tol``;
-    - ``mode="rel"``: :math:`\|g\| / (\|f(z)\| + \epsilon) \le` ``tol``;
-    - ``rtol`` and ``atol`` (with ``tol=None``): :math:`\|g\| \le` ``atol + rtol`` :math:`\|f(z)\|`.
+    - `mode="abs"`: $|g| \le$ `tol`;
+    - `mode="rel"`: $|g| / (|f(z)| + \epsilon) \le$ `tol`;
+    - `rtol` and `atol` (with `tol=None`): $|g| \le$ `atol + rtol` $|f(z)|$.
 
-    With ``norm="rms"`` both norms are divided by :math:`\sqrt D`, for states of ``D`` numbers a
-    sample, so that an absolute tolerance means the same at every size; the residuals that a solve
-    reports are then root mean squares too.
+    With `norm="rms"` both norms are divided by $\sqrt D$, for states of $D$ numbers per sample, so
+    that an absolute tolerance means the same at every size. The residuals in the statistics are
+    then root mean squares, too.
 
     Args:
-        max_iter: evaluations of ``f``, exactly; 0 returns the start.
-        tol: 0 or None spends the whole budget: nothing stops early, nothing warns and nothing is
-            read back from the device.
-        mode: ``"abs"`` or ``"rel"``.
+        max_iter: the exact number of evaluations of `f`; 0 returns the start.
+        tol: the tolerance. With 0 or None a solve spends its whole budget: it never stops early,
+            warns about nothing and reads nothing back from the device.
+        mode: `"abs"` or `"rel"`.
         rtol: relative part of the joint test.
         atol: absolute part of the joint test.
-        check_every: evaluations between two looks at the residuals from the host.
+        check_every: evaluations between two checks of the residuals by the host.
         return_final: spend the budget and return the last state instead of the best one.
-        norm: ``"l2"``, or ``"rms"`` for the root mean square over a sample's numbers (over all
+        norm: `"l2"`, or `"rms"` for the root mean square over the numbers of a sample (over all
             numbers of the batch if its samples are one coupled system).
     """
 
@@ -103,7 +103,7 @@ class StopRule:
 
     @property
     def goal(self) -> float:
-        """The value that :meth:`measure` must not exceed; 0 if nothing stops the solve early."""
+        """Return the largest value of `measure` that stops a solve; 0 if nothing stops it early."""
         if self.return_final:
             return 0.0
         if self.rtol is not None and self.atol is not None:
@@ -111,16 +111,16 @@ class StopRule:
         return self.tol or 0.0
 
     def length(self, size: int) -> float:
-        """The norm of a row of ``size`` ones over what this rule takes for it."""
+        """Return the Euclidean norm of `size` numbers divided by their norm in this rule."""
         return max(size, 1) ** 0.5 if self.norm == "rms" else 1.0
 
     def measure(self, size: Tensor, norm: Tensor) -> Tensor:
-        """The residual to compare with :attr:`goal`, from ``size`` = |g| and ``norm`` = |f(z)|."""
+        """Return the residual that `goal` limits, from `size` = $|g|$ and `norm` = $|f(z)|$."""
         if self.goal and self.rtol is not None and self.atol is not None:
             allowed = self.rtol * norm + self.atol
             limits = torch.finfo(allowed.dtype)
             ratio = size / allowed.clamp_min(limits.tiny)
-            # Beside a zero image the ratio is enormous, but still a number that grows with |g|.
+            # A zero image allows no residual: keep the ratio finite and increasing with |g|.
             half = limits.max / 2
             ratio = torch.where(ratio > half, half + half * (size / (size + 1)), ratio)
             return torch.where((allowed == inf) | (size == inf), inf, ratio)
@@ -128,15 +128,11 @@ class StopRule:
 
 
 def relative(size: Tensor, norm: Tensor) -> Tensor:
-    """|f(z) - z| / (|f(z)| + eps)."""
-    return _quotient(size, norm + _EPS)
-
-
-def _quotient(size: Tensor, allowed: Tensor) -> Tensor:
-    """An overflowing norm must not make a growing residual look like none."""
+    """Return |f(z) - z| / (|f(z)| + eps), and infinity where |f(z)| overflows."""
+    allowed = norm + _EPS
     return torch.where(allowed == inf, inf, size / allowed)
 
 
 def precision_floor(eps: float) -> float:
-    """Return the relative residual below which a map of this precision cannot get far."""
+    """Return the relative residual that a map with machine epsilon `eps` can hardly go below."""
     return eps if eps > 1e-4 else 4 * eps  # half types get below their eps, others near it

@@ -1,4 +1,4 @@
-"""What holds for every registered solver."""
+"""Contracts of every registered solver; its class attributes decide which of them apply."""
 
 from __future__ import annotations
 
@@ -12,10 +12,22 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests import problems
-from torchdeq.solver import SOLVERS, ConvergenceWarning, Status, StopRule, make_solver, solve
+from torchdeq.solver import (
+    SOLVERS,
+    Auto,
+    ConvergenceWarning,
+    Status,
+    StopRule,
+    make_solver,
+    solve,
+)
 
 NAMES = list(SOLVERS)
 WATCHING = [name for name in NAMES if SOLVERS[name].watches]
+#: Solvers that converge on maps that do not contract; the others do with damping, if they have it.
+BEYOND_CONTRACTIONS = [
+    name for name in NAMES if not SOLVERS[name].needs_contraction or hasattr(SOLVERS[name], "tau")
+]
 DTYPES = [(torch.float64, 1e-10, 1e-8), (torch.float32, 1e-5, 1e-3), (torch.bfloat16, 3e-2, 0.3)]
 
 
@@ -28,9 +40,9 @@ def run(name: str, f: Any, z0: Any, stop: StopRule, options: Any = None, **kwarg
 @given(rho=st.floats(0.0, 0.9), seed=st.integers(0, 2**16))
 def test_finds_the_fixed_point_of_any_affine_contraction(name: str, rho: float, seed: int) -> None:
     f, z0, exact = problems.affine(problems.contraction(rho, seed=seed), seed=seed)
-    found = run(name, f, z0, StopRule(max_iter=400, tol=1e-10))
-    torch.testing.assert_close(found.z, exact, atol=1e-8, rtol=0)
-    assert found.stats.converged.all()
+    solution = run(name, f, z0, StopRule(max_iter=400, tol=1e-10))
+    torch.testing.assert_close(solution.z, exact, atol=1e-8, rtol=0)
+    assert solution.stats.converged.all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -40,74 +52,67 @@ def test_every_precision_and_batch_size(
     name: str, dtype: torch.dtype, tol: float, error: float, batch: int
 ) -> None:
     f, z0, exact = problems.affine(problems.contraction(0.7), batch, dtype=dtype)
-    found = run(name, f, z0, StopRule(100, tol, "rel"))
-    assert found.z.dtype == dtype
-    assert found.z.shape == z0.shape
-    assert (found.z - exact).norm(dim=1).div(exact.norm(dim=1)).max() < error
-    assert not found.stats.failed.any()
+    solution = run(name, f, z0, StopRule(100, tol, "rel"))
+    assert solution.z.dtype == dtype
+    assert solution.z.shape == z0.shape
+    assert (solution.z - exact).norm(dim=1).div(exact.norm(dim=1)).max() < error
+    assert not solution.stats.failed.any()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_turns_inwards_on_a_rotation_with_complex_eigenvalues(name: str) -> None:
+def test_converges_on_a_rotation_with_complex_eigenvalues(name: str) -> None:
     f, z0, exact = problems.affine(problems.rotation(0.95))
-    found = run(name, f, z0, StopRule(max_iter=600, tol=1e-9))
-    torch.testing.assert_close(found.z, exact, atol=1e-7, rtol=0)
+    solution = run(name, f, z0, StopRule(max_iter=600, tol=1e-9))
+    torch.testing.assert_close(solution.z, exact, atol=1e-7, rtol=0)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_survives_the_growth_of_a_non_normal_map(name: str) -> None:
     f, z0, exact = problems.affine(problems.non_normal())
-    options = {"l_thres": None} if name == "broyden" else {}  # ends within 2 D steps (Gay, 1979)
-    found = run(name, f, z0, StopRule(max_iter=400, tol=1e-9), options)
-    torch.testing.assert_close(found.z, exact, atol=1e-6, rtol=1e-8)
+    solution = run(name, f, z0, StopRule(max_iter=400, tol=1e-9))
+    torch.testing.assert_close(solution.z, exact, atol=1e-6, rtol=1e-8)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_converges_on_a_repelling_map_where_theory_promises_it(name: str) -> None:
+@pytest.mark.parametrize("name", BEYOND_CONTRACTIONS)
+def test_converges_on_a_repelling_map(name: str) -> None:
     f, z0, exact = problems.affine(problems.repelling())
-    options = problems.DAMPED.get(name) or {}
-    if name == "anderson":
-        options = {"m": 10}  # at least the dimension: finite termination
-    found = run(name, f, z0, StopRule(max_iter=400, tol=1e-9), options)
-    torch.testing.assert_close(found.z, exact, atol=1e-6, rtol=1e-8)
+    options = {"tau": 0.3} if SOLVERS[name].needs_contraction else {}
+    solution = run(name, f, z0, StopRule(max_iter=400, tol=1e-9), options)
+    torch.testing.assert_close(solution.z, exact, atol=1e-6, rtol=1e-8)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("budget", [0, 1, 2, 3, 6, 17])
 @pytest.mark.parametrize("tol", [0.0, 1e-12])
 def test_the_budget_is_the_number_of_evaluations(name: str, budget: int, tol: float) -> None:
-    if name in ("newton_krylov", "auto"):  # products with the Jacobian count, and call f once each
-        f, z0 = problems.tanh_layer(gain=1.5)
-    else:
-        f, z0 = problems.tanh_layer(gain=0.99)
+    """A product with the Jacobian counts as one evaluation, and calls f once."""
+    f, z0 = problems.tanh_layer(gain=1.5)  # too hard for any solver within the budget
     g, calls = problems.counted(f)
-    found = run(name, g, z0, StopRule(budget, tol))
+    solution = run(name, g, z0, StopRule(budget, tol))
     assert len(calls) == budget
-    assert found.stats.nfe == budget
-    assert found.z.isfinite().all()
+    assert solution.stats.nfe == budget
+    assert solution.z.isfinite().all()
     if not budget:
-        assert found.z is z0 or torch.equal(found.z, z0)
+        assert solution.z is z0 or torch.equal(solution.z, z0)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("tol", [0.0, 1e-3])
 def test_as_many_states_are_recorded_as_asked(name: str, tol: float) -> None:
     f, z0 = problems.tanh_layer(gain=0.5)
-    found = run(name, f, z0, StopRule(20, tol), record=(7, 0, 3, 20, 99))
-    assert len(found.states) == 5
-    assert torch.equal(found.states[1], z0)
-    assert torch.equal(found.states[3], found.z)
-    assert torch.equal(found.states[4], found.z)
-    errors = [(f(z) - z).norm() for z in (found.states[i] for i in (1, 2, 0, 3))]
+    solution = run(name, f, z0, StopRule(20, tol), record=(7, 0, 3, 20, 99))
+    assert len(solution.states) == 5
+    assert torch.equal(solution.states[1], z0)
+    assert torch.equal(solution.states[3], solution.z)
+    assert torch.equal(solution.states[4], solution.z)
+    errors = [(f(z) - z).norm() for z in (solution.states[i] for i in (1, 2, 0, 3))]
     assert errors == sorted(errors, reverse=True)
 
 
-@pytest.mark.parametrize("name", WATCHING)
+@pytest.mark.parametrize("name", [n for n in WATCHING if not SOLVERS[n].plans_by_budget])
 def test_a_recorded_state_is_the_best_at_that_step(name: str) -> None:
     """Recording k of a long solve gives what a solve with budget k would have returned."""
     f, z0 = problems.tanh_layer(gain=0.9)
-    if name in ("newton_krylov", "auto"):
-        pytest.skip("their plans depend on the whole budget")
     long = run(name, f, z0, StopRule(20, 0.0), record=(1, 2, 5, 11))
     for k, state in zip((1, 2, 5, 11), long.states, strict=True):
         torch.testing.assert_close(state, run(name, f, z0, StopRule(k, 0.0)).z, rtol=0, atol=0)
@@ -116,22 +121,12 @@ def test_a_recorded_state_is_the_best_at_that_step(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("tol", [0.0, 1e-6])
 def test_a_sample_alone_gets_the_answer_it_gets_in_a_batch(name: str, tol: float) -> None:
-    """Elementwise maps, so that the arithmetic of f does not depend on the batch."""
-    rates = torch.tensor([0.1, 0.9, 0.5, -0.7, 0.97], dtype=torch.float64)[:, None]
-    x = torch.linspace(-1, 1, 30, dtype=torch.float64).view(5, 6)
-
-    def f(z: Tensor, rate: Tensor, x: Tensor) -> Tensor:
-        return torch.tanh(rate * z + x)
-
+    f, rates, x = problems.rated_samples()
     z0, stop = torch.zeros_like(x), StopRule(60, tol)
     together = run(name, f, z0, stop, args=(rates, x))
     for i in range(5):
         alone = run(name, f, z0[i : i + 1], stop, args=(rates[i : i + 1], x[i : i + 1]))
-        if name in ("fixed_point_iter", "simple_fixed_point_iter"):
-            assert torch.equal(alone.z[0], together.z[i])
-            assert alone.stats.nstep[0] == together.stats.nstep[i]
-        else:
-            torch.testing.assert_close(alone.z[0], together.z[i], atol=1e-6, rtol=0)
+        torch.testing.assert_close(alone.z[0], together.z[i], atol=1e-6, rtol=0)
         assert alone.stats.status[0] == together.stats.status[i]
 
 
@@ -173,16 +168,16 @@ def test_a_sample_that_breaks_does_not_touch_its_neighbour(
     assert whole.z.isfinite().all()
     assert whole.stats.status[1] == Status.NONFINITE
     assert whole.stats.nstep[1] < 5
-    # The state kept is the best one seen before the break, not the start.
+    # The returned state is the best one before the break, not the start.
     assert (f(whole.z)[1] - whole.z[1]).norm() < (f(z0)[1] - z0[1]).norm()
 
 
 @pytest.mark.parametrize("name", WATCHING)
 def test_a_start_that_breaks_at_once_is_returned(name: str) -> None:
     z0 = torch.zeros(2, 3)
-    found = run(name, lambda z: z * torch.nan, z0, StopRule(5))
-    assert torch.equal(found.z, z0)
-    assert (found.stats.status == Status.NONFINITE).all()
+    solution = run(name, lambda z: z * torch.nan, z0, StopRule(5))
+    assert torch.equal(solution.z, z0)
+    assert (solution.stats.status == Status.NONFINITE).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -190,11 +185,11 @@ def test_a_start_that_breaks_at_once_is_returned(name: str) -> None:
 @pytest.mark.parametrize("tol", [0.0, 1e-6])
 def test_every_shape(name: str, shape: tuple[int, ...], tol: float) -> None:
     z0 = torch.zeros(shape, dtype=torch.float64)
-    found = run(name, torch.cos, z0, StopRule(80, tol))
-    torch.testing.assert_close(found.z, torch.full_like(z0, 0.7390851332151607), atol=1e-5, rtol=0)
+    solution = run(name, torch.cos, z0, StopRule(80, tol))
+    torch.testing.assert_close(solution.z, torch.full_like(z0, problems.COSINE), atol=1e-5, rtol=0)
     batch = shape[0] if shape else 1
-    assert found.stats.status.shape == (batch,)
-    assert found.stats.abs_trace.shape[0] == batch
+    assert solution.stats.status.shape == (batch,)
+    assert solution.stats.abs_trace.shape[0] == batch
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -208,9 +203,9 @@ def test_every_structure(name: str) -> None:
     stop = StopRule(100, 1e-6)
     u, v = run(name, f, (a, b), stop).z
     for structure in ([a, b], (a, b)):
-        found = run(name, f, structure, stop).z
-        assert type(found) is type(structure)
-        torch.testing.assert_close(list(found), [u, v])
+        solution = run(name, f, structure, stop).z
+        assert type(solution) is type(structure)
+        torch.testing.assert_close(list(solution), [u, v])
     named = run(
         name,
         lambda z: dict(zip("ba", f(z["a"], z["b"])[::-1], strict=True)),
@@ -226,9 +221,9 @@ def test_nothing_of_the_callers_is_changed_and_no_graph_is_built(name: str) -> N
     f, z0 = problems.tanh_layer()
     z0.requires_grad_()
     before = z0.detach().clone()
-    found = run(name, f, z0, StopRule(20, 1e-9))
+    solution = run(name, f, z0, StopRule(20, 1e-9))
     assert torch.equal(z0, before)
-    assert not found.z.requires_grad
+    assert not solution.z.requires_grad
     assert z0.grad is None
 
 
@@ -252,22 +247,41 @@ def test_solves_may_be_nested(name: str) -> None:
         inner = run("fixed_point_iter", lambda y: inner_f(y + 0.1 * z), inner_z0, stop).z
         return 0.5 * inner
 
-    options: dict[str, Any] = {"jacobian": "difference"} if name == "newton_krylov" else {}
-    if name == "auto":
-        options = {"chain": ("fixed_point_iter", "anderson", "broyden")}
-    found = run(name, f, inner_z0, StopRule(60, 1e-8), options)
-    torch.testing.assert_close(f(found.z), found.z, atol=1e-7, rtol=0)
+    solution = run(name, f, inner_z0, StopRule(60, 1e-8), SOLVERS[name].options_without_jvp)
+    torch.testing.assert_close(f(solution.z), solution.z, atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_solves_a_map_without_forward_mode(name: str) -> None:
+    z0 = torch.zeros(2, 3, dtype=torch.float64)
+    options = SOLVERS[name].options_without_jvp
+    solution = run(name, problems.opaque_cosine, z0, StopRule(60, 1e-8), options)
+    torch.testing.assert_close(solution.z, z0 + problems.COSINE, atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "auto"])
+def test_a_chain_goes_on_from_every_solver_that_returns_residuals(name: str) -> None:
+    f, z0 = problems.tanh_layer()
+    chain = (name, "broyden")
+    if not SOLVERS[name].chains:
+        with pytest.raises(ValueError, match=f"{name!r} returns no residuals"):
+            Auto(chain=chain)
+        return
+    solution = solve(f, z0, Auto(chain=chain), StopRule(60, 1e-10))
+    torch.testing.assert_close(f(solution.z), solution.z, atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("name", WATCHING)
-def test_the_statistics_tell_the_residual_of_what_is_returned(name: str) -> None:
-    """Image-returning rules report |f(z) - z| where z is the point before the answer."""
+def test_the_statistics_are_those_of_the_returned_state(name: str) -> None:
+    """A solver that answers with images reports |f(z) - z| at the point before the answer."""
     f, z0 = problems.tanh_layer(gain=0.9)
-    found = run(name, f, z0, StopRule(60, 1e-7, "rel"), record=(60,))
-    stats = found.stats
+    solution = run(name, f, z0, StopRule(60, 1e-7, "rel"), record=(60,))
+    stats = solution.stats
     assert stats.converged.all()
     assert (stats.rel_lowest <= 1e-7).all()
-    at_answer = (f(found.z) - found.z).norm(dim=1)
+    at_answer = (f(solution.z) - solution.z).norm(dim=1)
+    if SOLVERS[name].answers_point:
+        torch.testing.assert_close(at_answer, stats.abs_lowest)
     assert (at_answer <= stats.abs_lowest * 1.5 + 1e-14).all()
     n = stats.abs_trace.shape[1]
     assert stats.rel_trace.shape == (4, n)
@@ -280,9 +294,9 @@ def test_non_contiguous_starts_and_images_work(name: str) -> None:
     W = problems.contraction(0.5, 6)
     x = torch.randn(6, 4, dtype=torch.float64)
     z0 = torch.zeros(6, 4, dtype=torch.float64).mT  # (4, 6) with strides (1, 4)
-    found = run(name, lambda z: torch.tanh(W @ z.mT + x).mT, z0, StopRule(80, 1e-10))
+    solution = run(name, lambda z: torch.tanh(W @ z.mT + x).mT, z0, StopRule(80, 1e-10))
     dense = run(name, lambda z: torch.tanh(z @ W.mT + x.mT), z0.contiguous(), StopRule(80, 1e-10))
-    torch.testing.assert_close(found.z, dense.z, atol=1e-9, rtol=0)
+    torch.testing.assert_close(solution.z, dense.z, atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("name", WATCHING)
@@ -306,8 +320,7 @@ def test_finished_samples_leave_the_batch_when_asked(name: str) -> None:
     assert compact.stats.abs_trace.isfinite().all()
     assert compact.states[0].shape == x.shape
     assert min(sizes) < 4
-    if name != "newton_krylov":  # solves each sample in much the same number of evaluations
-        assert sum(sizes) < 4 * whole.stats.nfe
+    assert sum(sizes) < 4 * whole.stats.nfe
 
 
 @pytest.mark.parametrize("name", WATCHING)
@@ -331,7 +344,7 @@ def test_a_failure_can_raise_or_be_ignored(name: str, recwarn: pytest.WarningsRe
     with pytest.raises(ConvergenceError, match=r"MAX_ITER 4; 2 evaluations"):
         run(name, f, z0, StopRule(2, 1e-12), on_failure="raise")
     run(name, f, z0, StopRule(2, 1e-12))
-    run(name, f, z0, StopRule(2, 0.0), on_failure="raise")  # without a tolerance nobody fails
+    run(name, f, z0, StopRule(2, 0.0), on_failure="raise")  # without a tolerance nothing fails
     run(name, f, z0, StopRule(0), on_failure="raise")
     assert not recwarn.list
 
@@ -348,6 +361,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in NAMES] + [
     ("anderson", {"safeguard": 2.0}),
     ("broyden", {"update": "bad"}),
     ("broyden", {"ls": True}),
+    ("broyden", {"l_thres": 5}),
     ("newton_krylov", {"jacobian": "difference"}),
 ]
 
@@ -359,45 +373,44 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in NAMES] + [
 def test_states_of_any_scale_are_solved(
     name: str, options: dict[str, Any], scale: float, rule: dict[str, Any], d: int
 ) -> None:
-    """f(z) = r z + s in float32, of which squares leave the range; the answer is s / (1 - r)."""
+    """Solve f(z) = r z + s in float32, where squares leave the range; the answer is s / (1 - r)."""
     rates = torch.tensor([[0.5], [-0.3], [0.8]])
     if rule["tol"] and rule["mode"] == "abs":
         rule = rule | {"tol": 1e-3 * scale * d**0.5}
     exact = 1 / (1 - rates.double()).expand(3, d)
-    found = run(
+    solution = run(
         name, lambda z: rates * z + scale, torch.zeros(3, d), StopRule(100, **rule), options
     )
     if rule["tol"] and rule["mode"] == "rel" and scale < 1:
-        return  # |f(z)| + 1e-9, as published: everything is small enough
-    error = (found.z.double() / scale - exact).norm(dim=1) / exact.norm(dim=1)
+        return  # everything is small next to the published |f(z)| + 1e-9
+    error = (solution.z.double() / scale - exact).norm(dim=1) / exact.norm(dim=1)
     assert (error < 1e-2).all()
     if name in WATCHING:
-        assert rule["tol"] == 0.0 or found.stats.converged.all()
-        residual = (rates * found.z + scale - found.z).double().norm(dim=1)
-        assert (residual <= 1.01 * found.stats.abs_lowest.double() + 1e-6 * scale * d**0.5).all()
+        assert rule["tol"] == 0.0 or solution.stats.converged.all()
+        residual = (rates * solution.z + scale - solution.z).double().norm(dim=1)
+        assert (residual <= 1.01 * solution.stats.abs_lowest.double() + 1e-6 * scale * d**0.5).all()
 
 
 @pytest.mark.parametrize("name", WATCHING)
 def test_half_an_answer_has_not_converged_however_small_it_is(name: str) -> None:
     stop = StopRule(2, None, rtol=1e-3, atol=0.0)
-    found = run(name, lambda z: 0.5 * z + 1e-25, torch.zeros(2, 8), stop)
-    if name in ("anderson", "broyden", "newton_krylov"):
-        return  # exact after two evaluations
-    assert not found.stats.converged.any()
+    solution = run(name, lambda z: 0.5 * z + 1e-25, torch.zeros(2, 8), stop)
+    assert not solution.stats.converged.any()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_scale_of_the_state_does_not_change_the_path(name: str) -> None:
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_the_scale_of_the_state_does_not_change_the_path(
+    name: str, options: dict[str, Any]
+) -> None:
     """Powers of two are exact, so every step is the same but for its exponent."""
     W = problems.contraction(0.9, 12).float()
     x = torch.randn(3, 12)
     stop = StopRule(30, None, rtol=1e-4, atol=0.0)
-    options: dict[str, Any] = {"l_thres": 5} if name == "broyden" else {}
     plain = run(name, lambda z: z @ W + x, torch.zeros(3, 12), stop, options)
     for scale in (2.0**-80, 2.0**66):
-        found = run(name, lambda z: z @ W + x * scale, torch.zeros(3, 12), stop, options)  # noqa: B023
-        torch.testing.assert_close(found.z / scale, plain.z, rtol=1e-3, atol=1e-4)
-        assert abs(found.stats.nfe - plain.stats.nfe) <= 2
+        solution = run(name, lambda z: z @ W + x * scale, torch.zeros(3, 12), stop, options)  # noqa: B023
+        torch.testing.assert_close(solution.z / scale, plain.z, rtol=1e-3, atol=1e-4)
+        assert abs(solution.stats.nfe - plain.stats.nfe) <= 2
 
 
 @pytest.mark.parametrize("name", WATCHING)
@@ -415,17 +428,18 @@ def test_a_root_mean_square_tolerance_means_the_same_at_every_size(name: str) ->
     torch.testing.assert_close(large.abs_trace[0, 0], torch.cos(x).square().mean().sqrt())
 
 
-@pytest.mark.parametrize("name", [name for name in WATCHING if name != "newton_krylov"])
-def test_a_map_of_coarse_precision_stalls_if_the_solve_is_told_of_it(name: str) -> None:
-    """f rounds to bfloat16 inside and returns float32: only the caller knows."""
+@pytest.mark.parametrize("name", WATCHING)
+def test_a_map_of_coarse_precision_stalls_if_the_caller_declares_it(name: str) -> None:
+    """f rounds to bfloat16 inside and returns float32: the solver cannot see it."""
     W = problems.contraction(0.8, 64).to(torch.bfloat16)
     b = torch.randn(4, 64)
 
     def f(z: Tensor) -> Tensor:
         return (z.to(torch.bfloat16) @ W).float() + b
 
-    stop = StopRule(200, 1e-8, "rel")
-    told = run(name, f, torch.zeros(4, 64), stop, eps=torch.finfo(torch.bfloat16).eps)
-    assert not told.stats.failed.any()
-    assert (told.stats.status == Status.STALLED).any()
-    assert told.stats.nfe < 150
+    stop = StopRule(800, 1e-8, "rel")
+    stats = run(name, f, torch.zeros(4, 64), stop, eps=torch.finfo(torch.bfloat16).eps).stats
+    assert not stats.failed.any()
+    assert (stats.status == Status.STALLED).any()
+    assert stats.nfe < 800
+    assert stats.abs_trace.shape[1] < 150

@@ -209,7 +209,7 @@ def test_failures_are_reported_and_wrong_shapes_refused(name: str) -> None:
 
 def test_a_linear_solver_of_ones_own() -> None:
     class Exact(LinearSolver):
-        def run(self, system: System, x0: Tensor | None) -> Tensor:
+        def run(self, system: System) -> Tensor:
             return system.b
 
     b = torch.ones(2, 3)

@@ -1,4 +1,4 @@
-"""What a solve tells about each sample is true of the state it returns, whatever happened."""
+"""The statistics of a solve describe the returned state of each sample, whatever happened."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from torchdeq.solver import (
 )
 
 
-def test_what_a_finished_sample_does_for_its_mates_is_not_reported() -> None:
-    """Broken at evaluation 3, the first sample later meets the tolerance: too late."""
+def test_later_iterates_of_a_finished_sample_are_not_reported() -> None:
+    """The first sample is NaN at evaluation 3 and meets the tolerance later, which is too late."""
     rates = torch.tensor([[0.2], [0.98]], dtype=torch.float64)
     calls = 0
 
@@ -36,10 +36,10 @@ def test_what_a_finished_sample_does_for_its_mates_is_not_reported() -> None:
     for every in (1, 4):
         calls = 0
         stop = StopRule(80, 1e-10, check_every=every)
-        found = solve(f, z0, FixedPointIter(), stop, on_failure="ignore")
-        assert found.stats.status.tolist()[0] == Status.NONFINITE
-        assert found.stats.nstep[0] == 2
-        assert found.stats.abs_lowest[0] == found.stats.abs_trace[0, 1]
+        solution = solve(f, z0, FixedPointIter(), stop, on_failure="ignore")
+        assert solution.stats.status.tolist()[0] == Status.NONFINITE
+        assert solution.stats.nstep[0] == 2
+        assert solution.stats.abs_lowest[0] == solution.stats.abs_trace[0, 1]
 
 
 def test_a_chain_gives_a_broken_sample_another_chance() -> None:
@@ -51,8 +51,8 @@ def test_a_chain_gives_a_broken_sample_another_chance() -> None:
         return torch.cos(z) * (torch.nan if calls == 3 else 1.0)
 
     z0 = torch.zeros(2, 4, dtype=torch.float64)
-    found = solve(f, z0, SOLVERS["auto"](), StopRule(80, 1e-10))
-    assert found.stats.converged.all()
+    solution = solve(f, z0, SOLVERS["auto"](), StopRule(80, 1e-10))
+    assert solution.stats.converged.all()
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-14])
@@ -64,11 +64,11 @@ def test_steady_progress_is_no_stall_at_any_scale_nor_under_autocast(
         return 0.99 * z + 0.01 * scale
 
     with torch.autocast("cpu", torch.bfloat16):
-        found = solve(
+        solution = solve(
             f, torch.zeros(2, 4), Auto(chain=chain), StopRule(300, 1e-30),
             on_failure="ignore",
         )  # fmt: skip
-    assert (found.stats.status == Status.MAX_ITER).all()
+    assert (solution.stats.status == Status.MAX_ITER).all()
 
 
 def test_a_zero_fixed_point_is_found_with_a_relative_tolerance_alone() -> None:
@@ -84,10 +84,10 @@ def test_no_graph_escapes_from_an_f_that_switches_gradients_on(name: str) -> Non
         with torch.enable_grad():
             return 0.2 * torch.tanh(layer(z) + 1)
 
-    options = {"jacobian": "difference"} if name == "newton_krylov" else {}
-    found = solve(f, torch.zeros(2, 4), SOLVERS[name](**options), StopRule(9, 0.0), (3,))
-    assert not found.z.requires_grad
-    assert not found.states[0].requires_grad
+    solver = SOLVERS[name](**SOLVERS[name].options_without_jvp)
+    solution = solve(f, torch.zeros(2, 4), solver, StopRule(9, 0.0), (3,))
+    assert not solution.z.requires_grad
+    assert not solution.states[0].requires_grad
 
 
 def test_a_buffer_that_f_returns_again_and_again_is_noticed() -> None:
@@ -99,13 +99,13 @@ def test_a_buffer_that_f_returns_again_and_again_is_noticed() -> None:
     assert torch.equal(solve(lambda z: constant, torch.zeros(2, 3), Anderson()).z, constant)
 
 
-def test_a_solver_by_name_is_told_how_to_be_made() -> None:
+def test_a_name_instead_of_a_solver_raises_with_the_way_to_build_one() -> None:
     with pytest.raises(TypeError, match="make_solver"):
         solve(torch.cos, torch.zeros(2, 3), "anderson")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("solver", [SOLVERS["newton_krylov"](), Broyden(ls=True)])
-def test_a_broken_mate_does_not_eat_the_budget(solver: Any) -> None:
+def test_a_sample_that_is_not_finite_does_not_spend_the_budget(solver: Any) -> None:
     W, x = problems.contraction(0.9, 12), torch.randn(2, 12, dtype=torch.float64)
 
     def f(z: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ def test_a_broken_mate_does_not_eat_the_budget(solver: Any) -> None:
     assert both.stats.nfe <= alone.stats.nfe + 2
 
 
-def test_newton_prefers_a_plain_step_to_a_leap_into_the_void() -> None:
+def test_newton_takes_a_plain_step_instead_of_an_enormous_one() -> None:
     """The Jacobian at the start has the eigenvalue 1: the Newton direction is enormous."""
     Q, _ = torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64))
     A = Q @ torch.diag(torch.linspace(0.0, 1.0, 8, dtype=torch.float64)) @ Q.mT
@@ -128,13 +128,17 @@ def test_newton_prefers_a_plain_step_to_a_leap_into_the_void() -> None:
     def f(z: Tensor) -> Tensor:
         return z @ A.mT + 0.1 * x - 1e-3 * z**3
 
-    found = solve(f, torch.zeros_like(x), SOLVERS["newton_krylov"](), StopRule(400, 1e-9))
-    assert found.stats.converged.all()
+    solution = solve(f, torch.zeros_like(x), SOLVERS["newton_krylov"](), StopRule(400, 1e-9))
+    assert solution.stats.converged.all()
 
 
-def test_a_chain_holds_only_solvers_it_can_follow() -> None:
-    with pytest.raises(ValueError, match="leaves no residuals"):
-        Auto(chain=("simple_fixed_point_iter",))
+def test_a_coupled_system_with_shared_iterates_has_statistics_of_every_sample() -> None:
+    make, _, W, x = problems.graph(nodes=5)
+    ask: Any = (make(W, x), torch.zeros_like(x), FixedPointIter(), StopRule(60, 1e-6))
+    shared, own = (solve(*ask, coupled=True, shared=shared).stats for shared in (True, False))
+    assert shared.converged.all()
+    for key in ("abs_lowest", "rel_trace", "nstep"):
+        torch.testing.assert_close(shared[key], own[key])
 
 
 def test_a_chain_takes_maps_without_a_forward_mode() -> None:
@@ -143,5 +147,7 @@ def test_a_chain_takes_maps_without_a_forward_mode() -> None:
     def f(z: Tensor) -> Tensor:
         return 0.99 * torch.cos(norm(z)) + z * 0.01
 
-    found = solve(f, torch.randn(8, 4), SOLVERS["auto"](), StopRule(60, 1e-12), on_failure="ignore")
-    assert found.z.isfinite().all()
+    solution = solve(
+        f, torch.randn(8, 4), SOLVERS["auto"](), StopRule(60, 1e-12), on_failure="ignore"
+    )
+    assert solution.z.isfinite().all()

@@ -1,4 +1,4 @@
-"""The loop itself: stopping, statuses, statistics, recording, what it costs the host."""
+"""The loop: stopping, statuses, statistics, recording, and what the host reads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KEYS = {"abs_lowest", "rel_lowest", "abs_trace", "rel_trace", "nstep", "sradius"
 
 
 class Reads(TorchFunctionMode):
-    """Counts how often something is read back from a tensor."""
+    """A mode that counts how often the host reads a tensor."""
 
     names = ("tolist", "item", "__bool__", "__int__", "__float__", "nonzero", "__index__")
     count = 0
@@ -43,7 +43,7 @@ class Reads(TorchFunctionMode):
 
 @pytest.fixture
 def _as_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host's own memory is treated like that of a device, on which one has to wait."""
+    """Treat the host as a device whose values are not free to read."""
     monkeypatch.setattr("torchdeq.numbers.reads_are_free", lambda device: False)
 
 
@@ -58,8 +58,8 @@ def test_without_a_tolerance_the_host_reads_nothing(
     solver: Any, shape: tuple[int, ...], tol: float | None
 ) -> None:
     with Reads() as reads:
-        found = solve(lambda z: torch.cos(z), torch.zeros(shape), solver, StopRule(20, tol))
-        assert found.stats.status.shape == (shape[0],)
+        solution = solve(lambda z: torch.cos(z), torch.zeros(shape), solver, StopRule(20, tol))
+        assert solution.stats.status.shape == (shape[0],)
     assert reads.count == 0
 
 
@@ -68,8 +68,8 @@ def test_without_a_tolerance_the_host_reads_nothing(
 def test_with_a_tolerance_the_host_reads_once_a_check(solver: Any) -> None:
     stop = StopRule(40, 1e-6)
     with Reads() as reads:
-        found = solve(torch.cos, torch.zeros(3, 2), solver, stop)
-    assert found.stats.nfe <= reads.count <= found.stats.nfe + 1
+        solution = solve(torch.cos, torch.zeros(3, 2), solver, stop)
+    assert solution.stats.nfe <= reads.count <= solution.stats.nfe + 1
 
 
 @pytest.mark.usefixtures("_as_a_device")
@@ -95,8 +95,10 @@ def test_the_best_state_is_kept_by_every_way_of_bookkeeping(
         calls += 1
         return z + (calls - best).abs().add(1.0)[:, None]
 
-    found = solve(f, torch.zeros(shape), FixedPointIter(), StopRule(21, tol), on_failure="ignore")
-    assert found.stats.nstep.tolist() == best.tolist()
+    solution = solve(
+        f, torch.zeros(shape), FixedPointIter(), StopRule(21, tol), on_failure="ignore"
+    )
+    assert solution.stats.nstep.tolist() == best.tolist()
     z = torch.zeros(shape)
     calls = 0
     states = []
@@ -104,7 +106,7 @@ def test_the_best_state_is_kept_by_every_way_of_bookkeeping(
         z = f(z)
         states.append(z)
     expected = torch.stack([states[int(k) - 1][i] for i, k in enumerate(best)])
-    assert torch.equal(found.z, expected)
+    assert torch.equal(solution.z, expected)
 
 
 def test_a_sample_is_captured_where_it_first_meets_the_tolerance() -> None:
@@ -113,36 +115,36 @@ def test_a_sample_is_captured_where_it_first_meets_the_tolerance() -> None:
     for _ in range(60):
         trajectory.append(f(trajectory[-1]))
     for every in (1, 3, 7):
-        found = solve(f, z0, FixedPointIter(), StopRule(60, 1e-6, check_every=every))
+        solution = solve(f, z0, FixedPointIter(), StopRule(60, 1e-6, check_every=every))
         for i in range(len(z0)):
             k = next(
                 k for k in range(60) if (trajectory[k + 1][i] - trajectory[k][i]).norm() <= 1e-6
             )
-            assert found.stats.nstep[i] == k + 1
-            assert torch.equal(found.z[i], trajectory[k + 1][i])
+            assert solution.stats.nstep[i] == k + 1
+            assert torch.equal(solution.z[i], trajectory[k + 1][i])
 
 
 def test_return_final_spends_the_budget_and_returns_the_last_state() -> None:
     f, z0 = problems.tanh_layer(gain=0.5)
     g, calls = problems.counted(f)
     stop = StopRule(30, 1e-2, return_final=True)
-    found = solve(g, z0, FixedPointIter(), stop, (4,))
+    solution = solve(g, z0, FixedPointIter(), stop, (4,))
     z = z0
     states = [z0]
     for _ in range(30):
         z = f(z)
         states.append(z)
     assert len(calls) == 30
-    assert torch.equal(found.z, z)
-    assert torch.equal(found.states[0], states[4])
+    assert torch.equal(solution.z, z)
+    assert torch.equal(solution.states[0], states[4])
 
 
 def test_rtol_and_atol_together() -> None:
     f, z0 = problems.tanh_layer()
-    found = solve(f, z0, Anderson(), StopRule(100, tol=None, rtol=1e-6, atol=1e-8))
-    residual = found.stats.abs_lowest
-    assert (residual <= 1e-8 + 1e-6 * found.z.norm(dim=1) * 1.001).all()
-    assert found.stats.converged.all()
+    solution = solve(f, z0, Anderson(), StopRule(100, tol=None, rtol=1e-6, atol=1e-8))
+    residual = solution.stats.abs_lowest
+    assert (residual <= 1e-8 + 1e-6 * solution.z.norm(dim=1) * 1.001).all()
+    assert solution.stats.converged.all()
 
 
 @pytest.mark.parametrize(
@@ -173,33 +175,33 @@ def test_states_that_overflow_have_not_converged(stop: dict[str, Any], factor: f
     # |f(z)| overflows while |f(z) - z| is finite: their quotient must not pass for zero.
     rule = StopRule(max_iter=1200, **stop)
     z0 = torch.zeros(2, 50)
-    found = solve(lambda z: factor * z + 1, z0, FixedPointIter(), rule, on_failure="ignore")
-    assert found.stats.failed.all()
+    solution = solve(lambda z: factor * z + 1, z0, FixedPointIter(), rule, on_failure="ignore")
+    assert solution.stats.failed.all()
 
 
 def test_a_zero_image_beside_a_state_is_no_failure_of_f() -> None:
     """|f(z)| = 0 allows no residual with a relative tolerance alone, yet everything is finite."""
     stop = StopRule(1, None, rtol=1e-3, atol=0.0)
     z0 = torch.full((2, 50), 7.0)
-    found = solve(lambda z: 0 * z, z0, FixedPointIter(), stop, on_failure="ignore")
-    assert (found.stats.status == Status.MAX_ITER).all()
+    solution = solve(lambda z: 0 * z, z0, FixedPointIter(), stop, on_failure="ignore")
+    assert (solution.stats.status == Status.MAX_ITER).all()
     stop = StopRule(2, None, rtol=1e-3, atol=0.0)
     assert solve(lambda z: 0 * z, z0, FixedPointIter(), stop).stats.converged.all()
 
 
-def test_a_diverging_sample_is_told_apart() -> None:
+def test_a_diverging_sample_has_its_own_status() -> None:
     rates = torch.tensor([[0.5], [3.0]])
-    found = solve(
+    solution = solve(
         lambda z: rates * z + 1,
         torch.zeros(2, 3),
         FixedPointIter(),
         StopRule(20),
         on_failure="ignore",
     )
-    assert found.stats.status.tolist() == [Status.CONVERGED, Status.DIVERGED]
-    assert found.stats.failed.tolist() == [False, True]
-    assert torch.equal(found.z[1], torch.ones(3))  # its best state, not where it ran to
-    assert found.stats.summary().startswith("CONVERGED 1, DIVERGED 1; 20 evaluations")
+    assert solution.stats.status.tolist() == [Status.CONVERGED, Status.DIVERGED]
+    assert solution.stats.failed.tolist() == [False, True]
+    assert torch.equal(solution.z[1], torch.ones(3))  # its best state, not the last one
+    assert solution.stats.summary().startswith("CONVERGED 1, DIVERGED 1; 20 evaluations")
 
 
 @pytest.mark.parametrize("solver", [FixedPointIter(), Anderson(), Broyden()])
@@ -208,20 +210,20 @@ def test_the_floor_of_the_precision_is_a_stall_not_a_failure(
     solver: Any, dtype: torch.dtype, recwarn: pytest.WarningsRecorder
 ) -> None:
     f, z0 = problems.tanh_layer(gain=0.8, d=64, dtype=torch.float32)
-    found = solve(lambda z: f(z).to(dtype), z0, solver, StopRule(300, 1e-12, "rel"))
-    assert ((found.stats.status == Status.STALLED) | found.stats.converged).all()
-    assert found.stats.nfe < 120
-    assert (found.stats.rel_lowest < 2 * torch.finfo(dtype).eps).all()
+    solution = solve(lambda z: f(z).to(dtype), z0, solver, StopRule(300, 1e-12, "rel"))
+    assert ((solution.stats.status == Status.STALLED) | solution.stats.converged).all()
+    assert solution.stats.nfe < 120
+    assert (solution.stats.rel_lowest < 2 * torch.finfo(dtype).eps).all()
     assert not recwarn.list
 
 
 def test_slow_but_healthy_progress_is_never_a_stall() -> None:
-    found = solve(
+    solution = solve(
         lambda z: 0.999 * z + 1, torch.zeros(2, 3), FixedPointIter(), StopRule(400, 1e-6, "rel"),
         on_failure="ignore",
     )  # fmt: skip
-    assert found.stats.nfe == 400
-    assert (found.stats.status == Status.MAX_ITER).all()
+    assert solution.stats.nfe == 400
+    assert (solution.stats.status == Status.MAX_ITER).all()
 
 
 def test_statistics_are_a_mapping_and_attributes() -> None:
@@ -252,7 +254,7 @@ def test_a_key_set_before_the_statistics_are_read_is_kept() -> None:
     assert later.setdefault("nstep", torch.zeros(1)).shape == (3,)  # the real value comes first
 
 
-def test_a_copy_of_the_statistics_knows_how_the_samples_ended() -> None:
+def test_a_copy_of_the_statistics_keeps_the_statuses() -> None:
     stats = solve(torch.cos, torch.zeros(3, 2), Anderson(), StopRule(30, 1e-5)).stats
     again = SolverStat(stats)
     assert torch.equal(again.status, stats.status)
@@ -277,14 +279,14 @@ def test_the_simple_iteration_fills_the_mapping_and_never_packs() -> None:
         seen.append(a)
         return 0.5 * a + 1, torch.cos(b)
 
-    found = solve(
+    solution = solve(
         f, (torch.zeros(2, 3), torch.zeros(2, 4)), SimpleFixedPointIter(), StopRule(9), (3,)
     )
-    assert set(found.stats) == KEYS
-    assert found.stats.abs_trace.shape == (2, 1)
-    assert found.stats.nstep.tolist() == [9.0, 9.0]
+    assert set(solution.stats) == KEYS
+    assert solution.stats.abs_trace.shape == (2, 1)
+    assert solution.stats.nstep.tolist() == [9.0, 9.0]
     assert all(a.is_contiguous() for a in seen[1:])  # f's own tensors, not slices of a matrix
-    torch.testing.assert_close(found.states[0][0], torch.full((2, 3), 1.75))
+    torch.testing.assert_close(solution.states[0][0], torch.full((2, 3), 1.75))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,13 +315,13 @@ class Forgetful(Lazy):
         return self.at(f, it.fz), state
 
 
-def test_a_rule_that_breaks_its_contract_is_told_so() -> None:
+def test_a_solver_that_breaks_its_contract_raises() -> None:
     with pytest.raises(RuntimeError, match=r"Lazy.step must evaluate f at least once"):
         solve(torch.cos, torch.zeros(1, 1), Lazy(), StopRule(5))
     with pytest.raises(RuntimeError, match="more than its 5 evaluations"):
         solve(torch.cos, torch.zeros(1, 1), Greedy(), StopRule(5))
     rates = torch.tensor([[0.1], [0.9]])
-    with pytest.raises(TypeError, match=r"Forgetful to have take\(rows\); object has none"):
+    with pytest.raises(TypeError, match=r"a state of Forgetful with take\(rows\); object has none"):
         solve(
             lambda z, r: r * z + 1, torch.zeros(2, 1), Forgetful(), StopRule(50), args=(rates,),
             compact=True,
@@ -343,12 +345,14 @@ def test_a_solve_works_in_inference_mode_and_under_autocast() -> None:
     x = torch.randn(4, 16)
     for name in SOLVERS:
         with torch.inference_mode():
-            found = solve(lambda z: torch.tanh(layer(z) + x), torch.zeros(4, 16), SOLVERS[name]())
-            assert not found.stats.failed.any()
+            solution = solve(
+                lambda z: torch.tanh(layer(z) + x), torch.zeros(4, 16), SOLVERS[name]()
+            )
+            assert not solution.stats.failed.any()
         with torch.autocast("cpu", torch.bfloat16):
-            found = solve(
+            solution = solve(
                 lambda z: torch.tanh(layer(z) + x), torch.zeros(4, 16), SOLVERS[name](),
                 StopRule(60, 1e-2, "rel"),
             )  # fmt: skip
-        assert found.z.dtype == torch.float32
-        assert not found.stats.failed.any()
+        assert solution.z.dtype == torch.float32
+        assert not solution.stats.failed.any()

@@ -158,7 +158,7 @@ def test_no_solver_makes_float64_on_a_device_without_it(
     name: str, tol: float, scale: float, device: Device
 ) -> None:
     f, z0, exact = problems.affine(problems.contraction(0.8), dtype=torch.float32)
-    options: dict[str, Any] = {"jacobian": "difference"} if name == "newton_krylov" else {}
+    options = SOLVERS[name].options_without_jvp
     with device:
         z = solve(
             lambda z: scale * f(z / scale), z0, make_solver(name, options),

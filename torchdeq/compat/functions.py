@@ -19,8 +19,9 @@ from torchdeq.pytree import State
 from torchdeq.registry import check_class
 from torchdeq.solver import SOLVERS, Loop, Outcome, Problem, Solver, make_solver, solve
 from torchdeq.solver.base import FixedPointFn
-from torchdeq.stats import SolverStat, Trace
+from torchdeq.stats import SolverStat
 from torchdeq.stopping import Status, StopRule
+from torchdeq.trace import Trace
 
 #: `(func, x0, max_iter, tol, stop_mode, indexing, **options) -> (z, states, info)`
 SolverFunction = Callable[..., tuple[Any, list[Any], Mapping[str, Tensor]]]

@@ -39,8 +39,9 @@ from torchdeq.packed import PackedFn
 from torchdeq.packing import Packing
 from torchdeq.solver import FixedPointIter, SimpleFixedPointIter, Solver
 from torchdeq.solver.loop import solve_packed
-from torchdeq.stats import SolverStat, Trace
+from torchdeq.stats import SolverStat
 from torchdeq.stopping import Status, StopRule, relative
+from torchdeq.trace import Trace
 
 if TYPE_CHECKING:
     from torchdeq.grad.implicit import Implicit

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchdeq.linear.base import LINEAR, LinearSolver, System
+from torchdeq.linear.base import LINEAR, LinearSolver
+from torchdeq.linear.system import System
 from torchdeq.numbers import row_norm
 
 _PATIENCE = 8  # steps without a smaller residual before the recurrence restarts
@@ -30,8 +31,8 @@ class BiCGStab(LinearSolver):
     def confirms(self) -> bool:
         return True
 
-    def run(self, system: System, x0: Tensor | None) -> Tensor:
-        x, r = system.start(x0)
+    def run(self, system: System) -> Tensor:
+        x, r = system.start()
         size = row_norm(r)
         system.note(size)
         done = system.over(size)

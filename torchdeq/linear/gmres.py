@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchdeq.linear.base import LINEAR, LinearSolver, System
+from torchdeq.linear.base import LINEAR, LinearSolver
 from torchdeq.linear.hessenberg import Hessenberg
+from torchdeq.linear.system import System
 from torchdeq.numbers import from_host, row_norm, small_dtype, to_host
 
 # A cycle that leaves more than this fraction of a residual: the next one will not do better.
@@ -57,8 +58,8 @@ class GMRES(LinearSolver):
     def confirms(self) -> bool:
         return self.confirm
 
-    def run(self, system: System, x0: Tensor | None) -> Tensor:
-        x, r = system.start(x0)
+    def run(self, system: System) -> Tensor:
+        x, r = system.start()
         size = row_norm(r)
         system.note(size)
         if system.finished(size):

@@ -8,7 +8,8 @@ from math import inf
 import torch
 from torch import Tensor
 
-from torchdeq.linear.base import LINEAR, LinearSolver, System
+from torchdeq.linear.base import LINEAR, LinearSolver
+from torchdeq.linear.system import System
 from torchdeq.numbers import row_norm
 
 _PATIENCE = 4  # sums without a 10 % gain after which a residual at the floor has stalled
@@ -26,8 +27,8 @@ class Neumann(LinearSolver):
     residual.
     """
 
-    def run(self, system: System, x0: Tensor | None) -> Tensor:
-        x, r = system.start(x0)
+    def run(self, system: System) -> Tensor:
+        x, r = system.start()
         size = row_norm(r)
         system.note(size)
         best, bar = x, torch.where(system.over(size), -inf, size)  # -inf: finished

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from torchdeq.solver.base import SOLVERS, FixedPointFn, Iterate, Solver
 from torchdeq.solver.fp_iter import check_damping
-from torchdeq.solver.history import ImageWindow, SecantWindow
-
-Window = ImageWindow | SecantWindow
+from torchdeq.solver.image_window import ImageWindow
+from torchdeq.solver.secant_window import SecantWindow
+from torchdeq.solver.window import Window
 
 
 @SOLVERS.register("anderson")
@@ -17,23 +17,23 @@ Window = ImageWindow | SecantWindow
 class Anderson(Solver[Window]):
     r"""Anderson acceleration (Anderson, 1965).
 
-    .. math:: z^{k+1} = \sum_i \alpha_i \, [f(z_i) - (1 - \tau)\, g(z_i)], \qquad
-              \alpha = \arg\min_{1^\top \alpha = 1}
-              \|G \alpha\|^2 + \lambda \sum_i \|g_i\|^2 \alpha_i^2
+    $$z^{k+1} = \sum_i \alpha_i \, [f(z_i) - (1 - \tau)\, g(z_i)], \qquad
+    \alpha = \arg\min_{1^\top \alpha = 1}
+    \|G \alpha\|^2 + \lambda \sum_i \|g_i\|^2 \alpha_i^2$$
 
-    with :math:`g(z) = f(z) - z` and the last ``m`` residuals as the columns of :math:`G`. The
-    answer at each iterate is the image :math:`f(z)`.
+    with $g(z) = f(z) - z$ and the last `m` residuals as the columns of $G$. The answer at each
+    iterate is the image $f(z)$.
 
     Args:
-        m: iterates kept.
-        lam: ridge relative to each residual's size; raise it if the mixing weights blow up.
-        ridge: absolute ridge on the squared residuals: ``lam`` of torchdeq 0.1.0.
-        tau: damping in (0, 1]; 1 keeps only the images.
+        m: iterates to keep.
+        lam: ridge relative to the size of each residual; raise it if the mixing weights blow up.
+        ridge: absolute ridge on the squared residuals: `lam` of torchdeq 0.1.0.
+        tau: damping in (0, 1]; 1 mixes only the images.
         type: 2 minimises the mixed residual; 1 makes it orthogonal to the steps (the multisecant
             form of Broyden's method), which can help on non-symmetric problems.
-        restart: forget everything whenever the window is full.
-        safeguard: a sample whose residual grew by more than this factor in one step forgets its
-            history and takes a plain step; None trusts every step.
+        restart: empty the window whenever it is full.
+        safeguard: a sample whose residual grew by more than this factor in one step empties its
+            window and takes a plain step; None accepts every step.
     """
 
     m: int = 6
@@ -43,11 +43,12 @@ class Anderson(Solver[Window]):
     type: int = 2
     restart: bool = False
     safeguard: float | None = None
+    needs_contraction: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_damping(self.tau)
         if self.m != int(self.m) or self.m < 1:
-            raise ValueError(f"m, the iterates kept, must be a whole number >= 1, got {self.m}")
+            raise ValueError(f"m, the iterates to keep, must be a whole number >= 1, got {self.m}")
         if not (self.lam >= 0 and self.ridge >= 0):
             raise ValueError(f"lam and ridge must be >= 0, got {self.lam} and {self.ridge}")
         if self.type not in (1, 2):
@@ -56,7 +57,7 @@ class Anderson(Solver[Window]):
             raise ValueError(f"safeguard must be None or > 0, got {self.safeguard}")
 
     def init(self, it: Iterate) -> Window:
-        kind = ImageWindow if self.type == 2 else SecantWindow
+        kind: type[Window] = ImageWindow if self.type == 2 else SecantWindow
         window = kind(it.z, self.m, self.lam, self.ridge, self.restart)
         window.insert(it)
         return window

@@ -1,20 +1,17 @@
-"""A chain of solvers: each takes on the samples that the one before could not finish."""
+"""A chain of solvers: each continues with the samples that the previous one did not solve."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil, inf
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from torchdeq.solver.base import SOLVERS, FixedPointFn, Loop, Outcome, Problem, Solver
-from torchdeq.stats import Trace
 from torchdeq.stopping import StopRule
-
-#: A chain takes any f, so its Newton must not depend on forward-mode differentiation.
-_OPTIONS: dict[str, dict[str, Any]] = {"newton_krylov": {"jacobian": "difference"}}
+from torchdeq.trace import Trace
 
 
 @SOLVERS.register("auto")
@@ -22,17 +19,17 @@ _OPTIONS: dict[str, dict[str, Any]] = {"newton_krylov": {"jacobian": "difference
 class Auto(Solver[None]):
     """Plain iteration, then Anderson, Broyden and Newton-Krylov for the samples that failed.
 
-    Every solver gets an equal share of what is left of the budget and starts where the one before
-    was best. Samples that have converged keep their states; with ``compact=True`` they are not
-    evaluated again either. Without a tolerance nobody ever succeeds, and every solver has its
-    share.
+    Every solver gets an equal part of the remaining budget and starts at the best states so far.
+    Samples that have converged keep their states; with `compact=True` they are not evaluated again.
+    Without a tolerance no sample counts as solved, and every solver spends its part.
 
     Args:
-        chain: names of the solvers, in order; each runs with its default options, Newton with
-            finite differences, which any ``f`` allows.
+        chain: names of the solvers, in order. Each runs with its default options, but without
+            forward-mode differentiation, which not every `f` supports.
     """
 
     chain: tuple[str, ...] = ("fixed_point_iter", "anderson", "broyden", "newton_krylov")
+    plans_by_budget: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "chain", tuple(self.chain))
@@ -42,57 +39,61 @@ class Auto(Solver[None]):
             if SOLVERS[name] is Auto:
                 raise ValueError("auto cannot be part of its own chain")
             if not SOLVERS[name].chains:
-                raise ValueError(f"{name!r} leaves no residuals, so a chain cannot go on from it")
+                raise ValueError(f"{name!r} returns no residuals, so a chain cannot go on from it")
 
     def run(self, problem: Problem, loop: Loop) -> Outcome:
         stop, f = problem.stop, problem.f
-        z, bar, trace, spent = problem.z0, problem.bar, None, 0
+        z, lowest, trace, spent = problem.z0, problem.lowest, None, 0
         states = {k: z for k in problem.record if k == 0}
         for i, name in enumerate(self.chain):
-            share = ceil((stop.max_iter - spent) / (len(self.chain) - i))
+            budget = ceil((stop.max_iter - spent) / (len(self.chain) - i))
             if trace is not None:
-                bar = _bar(trace, stop)
-                if stop.goal and not bool((bar > -inf).any()):
+                lowest = _lowest(trace, stop)
+                if stop.goal and not bool((lowest > -inf).any()):
                     break
-            if not share:
+            if not budget:
                 break
-            wanted = [k for k in problem.record if spent < k <= spent + share]
-            stage = _Stage(problem, z, bar, share, tuple(k - spent for k in wanted))
-            outcome = SOLVERS[name](**_OPTIONS.get(name, {})).run(stage.problem, loop)
-            z = stage.everybody(outcome.z)
-            states |= {k: stage.everybody(s) for k, s in zip(wanted, outcome.states, strict=True)}
-            part = stage.full_trace(outcome.trace, trace)
-            trace = part if trace is None else trace.then(part, spent)
+            record = [k for k in problem.record if spent < k <= spent + budget]
+            stage = _Stage(problem, z, lowest, budget, tuple(k - spent for k in record))
+            solver = SOLVERS[name](**SOLVERS[name].options_without_jvp)
+            outcome = solver.run(stage.problem, loop)
+            z = stage.whole_batch(outcome.z)
+            states |= {k: stage.whole_batch(s) for k, s in zip(record, outcome.states, strict=True)}
+            part = stage.whole_trace(outcome.trace, trace)
+            trace = part if trace is None else trace.followed_by(part, spent)
             spent += outcome.nfe
         if trace is None:
-            return loop(SOLVERS[self.chain[0]](), problem)  # nothing to spend
+            return loop(SOLVERS[self.chain[0]](), problem)  # the budget is 0
         f.nfe += spent
         return Outcome(z, [states.get(k, z) for k in problem.record], trace, spent)
 
 
 class _Stage:
-    """One solver's share of the work; with compaction, on the samples that still need it."""
+    """The part of one solver in the chain; with compaction, on the unfinished samples only."""
 
     def __init__(
-        self, whole: Problem, z: Tensor, bar: Tensor | None, share: int, record: tuple[int, ...]
+        self,
+        whole: Problem,
+        z: Tensor,
+        lowest: Tensor | None,
+        budget: int,
+        record: tuple[int, ...],
     ) -> None:
         self.z, self.rows = z, None
-        packed = whole.f.f
-        if whole.compact and bar is not None:
-            self.rows = (bar > -inf).nonzero().squeeze(1)
-            packed, z, bar = packed.take(self.rows), z.index_select(0, self.rows), bar[self.rows]
-        f, stop = FixedPointFn(packed, share), replace(whole.stop, max_iter=share)
-        scale = whole.scale
-        if scale is not None and self.rows is not None:
-            scale = scale[self.rows]
-        self.problem = Problem(f, z, stop, record, whole.compact, bar, scale, whole.shared)
+        packed, scale = whole.f.f, whole.scale
+        if whole.compact and lowest is not None:
+            rows = self.rows = (lowest > -inf).nonzero().squeeze(1)
+            packed, z, lowest = packed.take(rows), z.index_select(0, rows), lowest[rows]
+            scale = None if scale is None else scale[rows]
+        f, stop = FixedPointFn(packed, budget), replace(whole.stop, max_iter=budget)
+        self.problem = Problem(f, z, stop, record, whole.compact, lowest, scale, whole.shared)
 
-    def everybody(self, z: Tensor) -> Tensor:
-        """The stage's states among those of the samples it did not touch."""
+    def whole_batch(self, z: Tensor) -> Tensor:
+        """Return the states of the stage together with those of the other samples."""
         return z if self.rows is None else self.z.index_copy(0, self.rows, z)
 
-    def full_trace(self, trace: Trace, before: Trace | None) -> Trace:
-        """The stage's record for the whole batch; other samples keep their last values."""
+    def whole_trace(self, trace: Trace, before: Trace | None) -> Trace:
+        """Return the trace of the stage for the whole batch; other samples keep their values."""
         if self.rows is None or before is None:
             return trace
         rows, n = self.rows, len(trace.sizes)
@@ -102,13 +103,13 @@ class _Stage:
         )
         stalled = None
         if trace.stalled is not None:
-            nobody = trace.stalled.new_full((sizes.shape[1],), -1)
-            stalled = nobody.index_copy(0, rows, trace.stalled)
+            stalled = trace.stalled.new_full((sizes.shape[1],), -1)
+            stalled = stalled.index_copy(0, rows, trace.stalled)
         return Trace(sizes, norms, trace.nfe, stalled)
 
 
-def _bar(trace: Trace, stop: StopRule) -> Tensor:
-    """(B,) the residual each sample has reached; -inf for those that need no other solver."""
+def _lowest(trace: Trace, stop: StopRule) -> Tensor:
+    """Return (B,) the lowest residual of each sample; -inf for those that have finished."""
     score = trace.scores(stop).nan_to_num(nan=inf, posinf=inf).amin(0)
     done = score <= stop.goal if stop.goal else torch.zeros_like(score, dtype=torch.bool)
     if trace.stalled is not None:

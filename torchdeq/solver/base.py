@@ -1,4 +1,4 @@
-"""What a solver is: a frozen dataclass of options with an update rule; the loop does the rest."""
+"""The base class of solvers, their registry, and the types that a solver and the loop exchange."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from torch import Tensor
 from torchdeq.linear import LINEAR
 from torchdeq.packed import PackedFn
 from torchdeq.registry import Registry, build
-from torchdeq.stats import SolverStat, Trace
+from torchdeq.stats import SolverStat
 from torchdeq.stopping import StopRule
+from torchdeq.trace import Trace
 
 
 class Iterate(NamedTuple):
     """A point and its image, both (B, D).
 
     Args:
-        z: where ``f`` was evaluated.
+        z: the point at which the solver evaluated `f`.
         fz: its image.
-        g: the residual ``fz - z`` if the rule has it. It is read before the next step, so it may
-            live in a buffer of the rule.
-        x: the rule's answer at this point if that is not ``fz``.
-        fresh: whether the answer is never written again; False if it lives in a buffer of the rule.
+        g: the residual `fz - z` if the solver has computed it. The loop reads it before the next
+            step, so it may be in a buffer of the solver.
+        x: the answer of the solver at this point if that is not `fz`.
+        fresh: whether the solver never writes into the answer again; False if the answer is in a
+            buffer of the solver.
     """
 
     z: Tensor
@@ -36,66 +38,67 @@ class Iterate(NamedTuple):
 
     @property
     def residual(self) -> Tensor:
+        """Return `g`, computed if the solver has not done so."""
         return self.fz - self.z if self.g is None else self.g
 
     def take(self, rows: Tensor) -> Iterate:
-        """The same for some of the samples."""
-        kept = (None if t is None else t.index_select(0, rows) for t in self[:4])
-        return Iterate(*kept)  # type: ignore[arg-type]
+        """Return the iterate of some of the samples."""
+        parts = (None if t is None else t.index_select(0, rows) for t in self[:4])
+        return Iterate(*parts)  # type: ignore[arg-type]
 
 
 class FixedPointFn:
-    """``f`` on the packed matrix, counted against the budget."""
+    """The map `f` on the packed matrix, with a budget of evaluations."""
 
     def __init__(self, f: PackedFn, budget: int) -> None:
         self.f, self.budget, self.nfe = f, budget, 0
 
     @property
     def left(self) -> int:
-        """Evaluations that may still be made."""
+        """Return how many evaluations the budget still allows."""
         return self.budget - self.nfe
 
     def spend(self) -> None:
-        """Account for one evaluation, or for one product with the Jacobian."""
+        """Count one evaluation, or one product with the Jacobian; raise if the budget is spent."""
         if self.nfe >= self.budget:
             raise RuntimeError(f"a solver asked for more than its {self.budget} evaluations of f")
         self.nfe += 1
 
     def __call__(self, z: Tensor, into: Tensor | None = None) -> Tensor:
-        """f(z), (B, D); ``into`` as for :class:`PackedFn`."""
+        """Return f(z), (B, D); `into` as for `PackedFn`."""
         self.spend()
         fz = self.f(z, into)
         return fz.detach() if fz.requires_grad else fz  # f may switch gradients on for itself
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with some of the samples only."""
+        """Evaluate only some of the samples from now on."""
         self.f = self.f.take(rows)
 
 
 @dataclass
 class Problem:
-    """One solve as the loop sees it: everything is packed."""
+    """A packed fixed-point problem with its stop rule."""
 
     f: FixedPointFn
     z0: Tensor  # (B, D)
     stop: StopRule
-    record: tuple[int, ...] = ()  # evaluations after which the best state so far is wanted
-    compact: bool = False
-    bar: Tensor | None = None  # (B,) residuals the start has already; -inf for a finished sample
-    scale: Tensor | None = None  # (B,) what residuals are divided by
+    record: tuple[int, ...] = ()  # evaluations after which to record the best state so far
+    compact: bool = False  # whether finished samples leave the batch
+    lowest: Tensor | None = None  # (B,) residuals of the start; -inf for a finished sample
+    scale: Tensor | None = None  # (B,) divisors of the residuals
     shared: bool = False  # whether all samples keep the same iterate
 
 
 @dataclass
 class Outcome:
-    """What a solve found, packed."""
+    """The packed result of a solve."""
 
     z: Tensor  # (B, D)
-    states: list[Tensor]  # as many as were asked for
+    states: list[Tensor]  # the recorded states, as many as `Problem.record` has entries
     trace: Trace
     nfe: int
-    stats: SolverStat | None = None  # if the method has statistics of its own
-    memory: Any = None  # of the rule, at the end
+    stats: SolverStat | None = None  # instead of the statistics of the trace
+    memory: Any = None  # the state of the solver after its last step
 
 
 S = TypeVar("S")
@@ -103,47 +106,61 @@ Loop = Callable[["Solver[Any]", Problem], Outcome]
 
 
 class Solver(ABC, Generic[S]):
-    """An update rule. Subclasses are frozen dataclasses whose fields are the options.
+    """The base class of solvers. Subclasses are frozen dataclasses whose fields are the options.
 
-    A rule says how to begin (:meth:`init`) and how to go from one iterate to the next
-    (:meth:`step`). Counting, best-so-far, recording and stopping belong to the loop. A rule's
-    memory is its own value, ``None`` or an object with ``take(rows)``; nothing is kept on the
-    solver between calls.
+    A solver is an update rule: `init` makes its state from the first iterate, `step` returns the
+    next iterate and the next state. The loop counts evaluations, keeps the best answer of each
+    sample, records and stops. The state is `None` or an object with `take(rows)`, which returns the
+    state of some of the samples; a solver itself stores nothing between calls.
+
+    Class attributes describe a solver to the library and to its tests, which run for every
+    registered solver. A subclass overrides those whose default is wrong for it:
+
+    - `watches`: the solver checks its residuals and stops at the tolerance. If not, no failure is
+      reported.
+    - `chains`: the solver returns the residuals of its iterates, so that `Auto` can continue with
+      the samples it did not solve.
+    - `answers_point`: the answer at an iterate is the point $z$, not its image $f(z)$.
+    - `needs_contraction`: without damping, convergence is only to be expected if `f` contracts.
+    - `plans_by_budget`: the steps depend on the whole budget, so that a solve with a smaller budget
+      is not the beginning of one with a larger budget.
+    - `options_without_jvp`: options with which the solver only evaluates `f`, for maps without
+      forward-mode differentiation. Empty for a solver that never differentiates `f`.
+    - `aliases`: other names of options, from published interfaces.
     """
 
-    #: Whether the solve watches its residuals; if not, nobody is told about failures.
     watches: ClassVar[bool] = True
-    #: Whether a chain can go on from where it stopped, by the residuals it leaves.
     chains: ClassVar[bool] = True
-    #: Whether the answer at an iterate is the point itself, not its image.
     answers_point: ClassVar[bool] = False
-    #: Other names of options, from published interfaces.
+    needs_contraction: ClassVar[bool] = False
+    plans_by_budget: ClassVar[bool] = False
+    options_without_jvp: ClassVar[Mapping[str, Any]] = {}
     aliases: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def from_options(cls, name: str, options: Mapping[str, Any]) -> Self:
-        """Return the rule with these options; raise `TypeError` for an unknown one."""
+        """Return the solver with these options; raise `TypeError` for an unknown one."""
         return build(cls, f"solver {name!r}", options, cls.aliases)
 
     def at(self, f: FixedPointFn, z: Tensor) -> Iterate:
-        """Evaluate ``f`` at ``z``: the first iterate of a solve."""
+        """Evaluate `f` at `z` and return the first iterate of a solve."""
         fz = f(z)
         return Iterate(z, fz, fz - z, x=z) if self.answers_point else Iterate(z, fz)
 
     def init(self, it: Iterate) -> S:
-        """The rule's memory after its first iterate."""
+        """Return the state of the solver after its first iterate."""
         raise NotImplementedError(f"{type(self).__name__} must define init or override run")
 
     def step(self, f: FixedPointFn, it: Iterate, state: S) -> tuple[Iterate, S]:
-        """The next iterate. Calls ``f`` at least once and at most ``f.left`` times."""
+        """Return the next iterate and state. Call `f` at least once, at most `f.left` times."""
         raise NotImplementedError(f"{type(self).__name__} must define step or override run")
 
     def run(self, problem: Problem, loop: Loop) -> Outcome:
-        """Solve a packed problem; only methods that are not one update rule override this."""
+        """Solve a packed problem; override this only for a solver that is not one update rule."""
         return loop(self, problem)
 
 
-#: A backward solve can use both kinds of solver, so no name may stand for two of them.
+#: Apart from the linear solvers: a backward solve can use both kinds, by name.
 SOLVERS: Registry[type[Solver[Any]]] = Registry("solver", apart_from=LINEAR)
 
 

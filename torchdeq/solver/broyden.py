@@ -1,4 +1,4 @@
-"""Broyden's method: a quasi-Newton step with an inverse Jacobian learnt from the steps taken."""
+"""Broyden's method: quasi-Newton steps with an inverse Jacobian estimated from earlier steps."""
 
 from __future__ import annotations
 
@@ -17,17 +17,21 @@ from torchdeq.solver.low_rank import LowRank
 
 @dataclass
 class Secant:
-    """The inverse Jacobian ``H`` and its product with the latest residual.
+    """The state of Broyden's method.
 
-    ``unit`` is one over the size of the first residual, where products of two states could leave
-    the range of their precision.
+    Args:
+        H: the estimated inverse Jacobian.
+        Hg: (B, D) its product with the last residual.
+        unit: (B, 1) one over the size of the first residual, if products of two states could leave
+            the range of their precision.
     """
 
     H: LowRank
-    Hg: Tensor  # (B, D)
-    unit: Tensor | None = None  # (B, 1)
+    Hg: Tensor
+    unit: Tensor | None = None
 
     def take(self, rows: Tensor) -> Self:
+        """Return the state of some of the samples."""
         unit = None if self.unit is None else self.unit[rows]
         return type(self)(self.H.take(rows), self.Hg.index_select(0, rows), unit)
 
@@ -35,22 +39,22 @@ class Secant:
 @SOLVERS.register("broyden")
 @dataclass(frozen=True, kw_only=True)
 class Broyden(Solver[Secant]):
-    r"""Broyden's method (Broyden, 1965) on :math:`g(z) = f(z) - z = 0`, from :math:`H_0 = -I`.
+    r"""Broyden's method (Broyden, 1965) on $g(z) = f(z) - z = 0$, from $H_0 = -I$.
 
-    .. math:: z^{k+1} = z^k - \alpha H_k g(z^k), \qquad
-              H_{k+1} = H_k + \frac{(\Delta z - H_k \Delta g)\, v^\top}{v^\top \Delta g}
+    $$z^{k+1} = z^k - \alpha H_k g(z^k), \qquad
+    H_{k+1} = H_k + \frac{(\Delta z - H_k \Delta g)\, v^\top}{v^\top \Delta g}$$
 
-    with :math:`v = H_k^\top \Delta z` (good update) or :math:`v = \Delta g` (bad update). The
-    answer is the point :math:`z`. Memory: two states for each term, reserved as terms come.
+    with $v = H_k^\top \Delta z$ (good update) or $v = \Delta g$ (bad update). The answer is the
+    point $z$. Memory: two states for each rank-one term, allocated as terms are added.
 
     Args:
-        l_thres: rank-one terms kept; when they are full, :math:`H` starts over. None keeps all, one
-            for each evaluation after the first; a limit saves memory and costs evaluations on hard
-            maps.
+        l_thres: rank-one terms to keep; after that many, $H$ starts again from $-I$. None keeps
+            all, one for each evaluation after the first. A limit saves memory and costs evaluations
+            on hard maps.
         alpha: step size.
-        update: ``"good"`` or ``"bad"``; the bad one saves a product and suits stiff problems less.
-        ls: backtrack on the squared residual, up to ``ls_tries`` evaluations a step.
-        ls_tries: the most trials of one search.
+        update: `"good"` or `"bad"`; the bad update saves a product, but is worse on stiff problems.
+        ls: search for the step length by backtracking on the squared residual.
+        ls_tries: evaluations of one search at most.
     """
 
     l_thres: int | None = None
@@ -88,7 +92,15 @@ class Broyden(Solver[Secant]):
         return Iterate(new_z, fz, new_g, x=new_z), state
 
     def _learn(self, state: Secant, dz: Tensor, g: Tensor, new_g: Tensor, coming: int) -> None:
-        """Add the rank-one term of this step; leaves ``H g`` at the new residual."""
+        """Add the rank-one term of a step and set `state.Hg` to $H g$ at the new residual.
+
+        Args:
+            state: changed in place.
+            dz: (B, D) the step.
+            g: (B, D) the residual before it.
+            new_g: (B, D) the residual after it.
+            coming: terms that the budget still allows, this one included.
+        """
         H, Hg = state.H, state.Hg
         if H.make_room(coming):
             Hg = H.matvec(g)
@@ -102,7 +114,7 @@ class Broyden(Solver[Secant]):
             v = torch.sub(new_g, g, out=H.V[H.rank])
             scale = (v if unit is None else v.mul_(unit)).square().sum(1, keepdim=True)
             scale = scale if unit is None else scale / unit
-        # A vanishing denominator says that nothing was learnt: the term is zero.
+        # A zero denominator carries no information: the term becomes zero.
         u = torch.sub(dz, Hdg, out=H.U[H.rank])
         u.mul_(scale.reciprocal_().nan_to_num_(0.0, 0.0, 0.0))
         state.Hg = new_Hg.addcmul_(u, (v * new_g).sum(1, keepdim=True))
@@ -110,7 +122,7 @@ class Broyden(Solver[Secant]):
 
 
 def _wide(t: Tensor) -> Tensor:
-    """At least single precision: learning from differences of half-precision numbers is noise."""
+    """Return `t` in at least single precision: differences in half precision are noise."""
     return t.float() if t.dtype.itemsize < 4 else t
 
 

@@ -1,4 +1,4 @@
-"""Plain iteration: apply f again and again, damped if asked; watched or not."""
+"""Plain iteration: apply f repeatedly, with optional damping, with or without residual checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchdeq.numbers import row_norm
 from torchdeq.solver.base import SOLVERS, FixedPointFn, Iterate, Loop, Outcome, Problem, Solver
-from torchdeq.stats import Trace
+from torchdeq.trace import Trace
 
 
 @SOLVERS.register("fixed_point_iter")
@@ -18,16 +18,17 @@ from torchdeq.stats import Trace
 class FixedPointIter(Solver[None]):
     r"""Fixed-point (Picard, Banach) iteration.
 
-    .. math:: z^{k+1} = (1 - \tau) z^k + \tau f(z^k)
+    $$z^{k+1} = (1 - \tau) z^k + \tau f(z^k)$$
 
-    Converges if ``f`` contracts; damping widens that to maps whose Jacobian has eigenvalues with
-    real part below 1. The answer is the damped image.
+    Converges if `f` contracts; with enough damping, also for maps whose Jacobian has eigenvalues
+    with real part below 1. The answer is the damped image.
 
     Args:
         tau: damping in (0, 1]; 1 is undamped.
     """
 
     tau: float = 1.0
+    needs_contraction: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_damping(self.tau)
@@ -47,11 +48,12 @@ class FixedPointIter(Solver[None]):
 @SOLVERS.register("simple_fixed_point_iter")
 @dataclass(frozen=True, kw_only=True)
 class SimpleFixedPointIter(Solver[None]):
-    """Plain iteration that watches nothing on the way: the time of bare calls of ``f``.
+    """Plain iteration without residual checks, as fast as bare calls of `f`.
 
     It spends the whole budget, reads nothing back from the device and returns the last state, good
-    or bad; recorded states are the current ones; the statistics are those of the last pair ``z,
-    f(z)``. A state of several tensors is never packed. Samples do not leave the batch.
+    or bad. A recorded state is the current one. The statistics are those of the last pair
+    `z, f(z)`. A state of several tensors is not packed during the iteration. Samples do not leave
+    the batch.
 
     Args:
         tau: damping in (0, 1]; 1 is undamped.
@@ -60,6 +62,7 @@ class SimpleFixedPointIter(Solver[None]):
     tau: float = 1.0
     watches: ClassVar[bool] = False
     chains: ClassVar[bool] = False
+    needs_contraction: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_damping(self.tau)
@@ -80,13 +83,13 @@ class SimpleFixedPointIter(Solver[None]):
         size, norm = (row_norm(t) / root for t in (last - packing.join(z), last))
         if problem.scale is not None:
             size, norm = size / problem.scale, norm / problem.scale
-        n = min(f.nfe, 1)  # a budget of 0 leaves nothing to tell
+        n = min(f.nfe, 1)  # a budget of 0 has no residual
         trace = Trace(size[None, :][:n] / self.tau, norm[None, :][:n], [f.nfe] * n)
         return Outcome(last, [recorded.get(k, last) for k in problem.record], trace, f.nfe)
 
 
 def check_damping(tau: float) -> None:
-    """A damping factor lies in (0, 1]."""
+    """Raise `ValueError` unless a damping factor lies in (0, 1]."""
     if not 0 < tau <= 1:
         raise ValueError(f"tau must lie in (0, 1], got {tau}")
 

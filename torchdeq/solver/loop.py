@@ -1,4 +1,4 @@
-"""The one loop behind every solver: it counts, watches, records and stops; the rule only steps."""
+"""The loop behind every solver: it counts evaluations, keeps the best states, records and stops."""
 
 from __future__ import annotations
 
@@ -44,20 +44,22 @@ def solve(
 
     Args:
         f: called as `f(z, *args)`, or `f(*z, *args)` for a tuple or list state.
-        z0: the start: a tensor, or a tuple, list or dict of tensors, all leading with the batch.
-        solver: the update rule and its options.
+        z0: the start: a tensor, or a tuple, list or dict of tensors whose first dimension is the
+            batch.
+        solver: the update rule with its options.
         stop: budget and tolerance.
-        record: evaluations after which the best state so far is returned as well.
-        args: further arguments of `f`; needed per sample for `compact`.
-        compact: finished samples leave the batch; every tensor in `args` must lead with it.
-        on_failure: what to do about samples that did not converge: ignore, warn or raise; auto
-            warns, but not about a budget that is spent.
+        record: evaluations after which to record the best state so far.
+        args: further arguments of `f`.
+        compact: finished samples leave the batch; the first dimension of every tensor in `args`
+            must be the batch.
+        on_failure: how to report samples that did not converge: `"ignore"`, `"warn"`, `"raise"`, or
+            `"auto"`, which warns, but not about a spent budget.
         coupled: True if samples depend on each other (nodes of a graph, steps of a chain, batch
-            statistics): the batch is solved as one system with one status.
-        eps: the precision of `f` if that is coarser than its dtype and autocast say; a residual
-            that cannot fall below it has stalled.
-        shared: samples are stepped one by one, but keep the same iterate and stop together: right
-            for samples that depend on each other, too.
+            statistics): the solver treats the batch as one system with one status.
+        eps: the machine epsilon of the precision in which `f` computes, if that is coarser than its
+            dtype and autocast say. A residual at this limit has stalled.
+        shared: all samples keep the same iterate and stop together, while the solver steps each
+            sample on its own. Correct for samples that depend on each other, too.
     """
     check_coupling(coupled, compact)
     packing = Packing(z0)
@@ -91,28 +93,20 @@ def solve_packed(
     Args:
         f: the packed map, which also says whether samples are one coupled system.
         z0: (B, D) the start.
-        solver: the update rule.
+        solver: the update rule with its options.
         stop: budget and tolerance.
-        record: evaluations after which the best state so far is returned as well.
+        record: evaluations after which to record the best state so far.
         compact: finished samples leave the batch.
-        on_failure: what to do about samples that did not converge.
-        scale: (B,) the solve divides residuals by it before it compares and reports them.
+        on_failure: how to report samples that did not converge.
+        scale: (B,) divisors of the residuals, applied before comparisons and reports.
         shared: all samples keep the same iterate.
-        keep_memory: return the memory of the rule too, e.g. Broyden's inverse Jacobian.
+        keep_memory: return the last state of the solver, too, e.g. Broyden's inverse Jacobian.
 
     Returns:
         The states, (B, D) each, and the statistics.
     """
-    if not isinstance(solver, Solver):
-        raise TypeError(
-            f"solver must be a Solver such as Anderson(), got {solver!r}; "
-            "make_solver(name, options) makes one from a name"
-        )
+    _check_request(solver, record, compact, shared)
     check_policy(on_failure)
-    if any(k != int(k) or k < 0 for k in record):
-        raise ValueError(f"record takes whole numbers of evaluations >= 0, got {list(record)}")
-    if shared and compact:
-        raise ValueError("shared=True keeps the whole batch to the end: drop compact=True")
     if compact:
         check_batched(f.args, f.packing.batch)
     shape, z0 = z0.shape, z0.detach()
@@ -125,12 +119,25 @@ def solve_packed(
         outcome = solver.run(problem, iterate)
     outcome.z, *outcome.states = (t.detach().reshape(shape) for t in (outcome.z, *outcome.states))
     outcome.memory = outcome.memory if keep_memory else None
-    trace = outcome.trace.of_each(len(outcome.z)) if f.packing.joint else outcome.trace
+    trace = outcome.trace.expand(len(outcome.z)) if f.packing.joint else outcome.trace
     stats = outcome.stats or SolverStat.from_trace(trace, stop, outcome.nfe, f.eps)
     reports = on_failure != "ignore" and solver.watches and stop.goal and stop.max_iter
-    if reports and not trace.all_met(stop):
+    if reports and not trace.all_converged(stop):
         report_failures(stats, on_failure, "the fixed-point solve")
     return outcome, stats
+
+
+def _check_request(solver: object, record: Sequence[int], compact: bool, shared: bool) -> None:
+    """Raise for an argument that is no solver, bad numbers to record, and options that clash."""
+    if not isinstance(solver, Solver):
+        raise TypeError(
+            f"solver must be a Solver such as Anderson(), got {solver!r}; "
+            "make_solver(name, options) builds a solver from its name"
+        )
+    if any(k != int(k) or k < 0 for k in record):
+        raise ValueError(f"record takes whole numbers of evaluations >= 0, got {list(record)}")
+    if shared and compact:
+        raise ValueError("shared=True keeps the whole batch to the end: drop compact=True")
 
 
 def iterate(solver: Solver[Any], problem: Problem) -> Outcome:
@@ -160,34 +167,35 @@ def iterate(solver: Solver[Any], problem: Problem) -> Outcome:
 
 
 def _take(solver: Solver[Any], state: Any, rows: Tensor) -> Any:
-    """Return the memory of the rule for some of the samples."""
+    """Return the state of the solver for some of the samples."""
     if state is None:
         return None
     if not hasattr(state, "take"):
         raise TypeError(
-            f"compact=True needs the memory of {type(solver).__name__} to have take(rows); "
+            f"compact=True needs a state of {type(solver).__name__} with take(rows); "
             f"{type(state).__name__} has none"
         )
     return state.take(rows)
 
 
 class _Recorder:
-    """Passes iterates on to the ledger and copies the best state after the recorded evaluations."""
+    """A wrapper of a ledger that records the best states after given numbers of evaluations."""
 
-    def __init__(self, ledger: Ledger, wanted: tuple[int, ...]) -> None:
-        self.ledger, self.wanted = ledger, wanted
-        self._next = sorted(set(wanted), reverse=True)
-        self._taken: dict[int, Tensor] = {}
+    def __init__(self, ledger: Ledger, record: tuple[int, ...]) -> None:
+        self.ledger, self.record = ledger, record
+        self._remaining = sorted(set(record), reverse=True)
+        self._recorded: dict[int, Tensor] = {}
 
     def observe(self, it: Iterate, nfe: int) -> None:
-        self._take(nfe - 1)  # a step of several evaluations may pass a wanted one
+        """Pass an iterate to the ledger and record the states that are due."""
+        self._record_until(nfe - 1)  # a step of several evaluations may pass one of the numbers
         self.ledger.observe(it, nfe)
-        self._take(nfe)
+        self._record_until(nfe)
 
-    def _take(self, nfe: int) -> None:
-        while self._next and self._next[-1] <= nfe:
-            self._taken[self._next.pop()] = self.ledger.snapshot()
+    def _record_until(self, nfe: int) -> None:
+        while self._remaining and self._remaining[-1] <= nfe:
+            self._recorded[self._remaining.pop()] = self.ledger.snapshot()
 
     def states(self, final: Tensor) -> list[Tensor]:
-        """Return as many states as were asked for; those after the end are the final state."""
-        return [self._taken.get(k, final) for k in self.wanted]
+        """Return the recorded states; numbers that the solve did not reach get the final state."""
+        return [self._recorded.get(k, final) for k in self.record]

@@ -1,4 +1,4 @@
-"""Minus the identity plus a few rank-one terms: an inverse Jacobian as Broyden knows it."""
+"""Low-rank operators: the inverse Jacobian of Broyden's method."""
 
 from __future__ import annotations
 
@@ -8,53 +8,55 @@ from typing import Self
 import torch
 from torch import Tensor
 
-_FIRST = 16  # rows reserved for the first terms
+_FIRST = 16  # terms to allocate at first
 
 
 class LowRank:
-    r"""The operator :math:`H = -I + \sum_i u_i v_i^\top` for every sample.
+    r"""The operator $H = -I + \sum_i u_i v_i^\top$ for every sample.
 
-    Rows lie in buffers ``[L, B, D]``, which without a limit grow by doubling. A term is written
-    into the free slot and counts from :meth:`extend` on; with a limit, the operator falls back to
-    what it began with, :math:`-I` or the terms it was given, when that many have been added.
+    The terms are rows of the buffers `U` and `V`, (L, B, D), which without a limit grow by
+    doubling. The caller writes a new term into row `rank`, and `extend` adds it to the operator.
+    When `limit` terms have been added, the operator returns to its initial terms: none, or those of
+    the operator that it is the transpose of.
 
     Args:
-        z: (B, D) a state: its shape, dtype and device.
-        limit: terms kept beside those it was given; None keeps all.
+        z: (B, D) a state, for its shape, dtype and device.
+        limit: terms to keep beside the initial ones; None keeps all.
     """
 
     def __init__(self, z: Tensor, limit: int | None) -> None:
         self.U, self.V = z.new_empty(0, *z.shape), z.new_empty(0, *z.shape)
-        self.limit, self.rank, self.given = limit, 0, 0
+        self.limit, self.rank, self.initial = limit, 0, 0
 
     def transposed(self, limit: int | None) -> LowRank:
-        r"""Return :math:`H^\top` as an operator of its own, with room for ``limit`` terms more."""
+        r"""Return $H^\top$ as a separate operator that can grow by `limit` terms."""
         other = copy(self)
         other.U, other.V = self.V[: self.rank].clone(), self.U[: self.rank].clone()
-        other.limit, other.given = limit, self.rank
+        other.limit, other.initial = limit, self.rank
         return other
 
     def make_room(self, coming: int) -> bool:
-        """Make sure that a slot is free; return whether all terms had to go for that.
+        """Make sure that a row is free; return whether this dropped all added terms.
 
-        Each term was learnt on top of those before it, so dropping the oldest alone would leave
-        nonsense: the operator starts over instead.
+        Each term depends on the terms before it, so dropping only the oldest would leave a wrong
+        operator.
 
         Args:
-            coming: terms that may still come; no row is reserved for more.
+            coming: terms that the caller may still add; no more rows are allocated.
         """
-        dropped = self.limit is not None and self.rank - self.given >= self.limit
+        dropped = self.limit is not None and self.rank - self.initial >= self.limit
         if dropped:
-            self.rank = self.given
+            self.rank = self.initial
         if self.rank == len(self.U):
             most = self.rank + coming
             if self.limit is None:
                 self._grow(min(most, max(_FIRST, 2 * self.rank)))
-            else:  # few enough to reserve at once: memory that is not written costs nothing
-                self._grow(min(most, self.given + self.limit))
+            else:  # allocate the few rows at once: unwritten memory costs nothing
+                self._grow(min(most, self.initial + self.limit))
         return dropped
 
     def _grow(self, rows: int) -> None:
+        """Enlarge the buffers to that many rows."""
         for name in ("U", "V"):
             old: Tensor = getattr(self, name)
             new = old.new_empty(rows, *old.shape[1:])
@@ -62,19 +64,19 @@ class LowRank:
             setattr(self, name, new)
 
     def extend(self) -> None:
-        """Count the term that was written into the free slot."""
+        """Add the term that the caller has written into the free row."""
         self.rank += 1
 
     def matvec(self, x: Tensor) -> Tensor:
-        """``H x``, (B, D)."""
+        """Return $H x$, (B, D)."""
         return self._product(self.U, self.V, x, None)
 
     def rmatvec(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        r""":math:`H^\top x`, (B, D)."""
+        r"""Return $H^\top x$, (B, D)."""
         return self._product(self.V, self.U, x, out)
 
     def take(self, rows: Tensor) -> Self:
-        """The operator of some of the samples."""
+        """Return the operator of some of the samples."""
         part = copy(self)
         part.U, part.V = (t[: self.rank].index_select(1, rows) for t in (self.U, self.V))
         return part

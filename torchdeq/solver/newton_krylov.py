@@ -1,9 +1,10 @@
-"""Newton's method with the linear systems solved by GMRES on Jacobian products."""
+"""Newton's method whose linear systems GMRES solves with Jacobian products."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -18,12 +19,13 @@ from torchdeq.stopping import StopRule
 
 @dataclass
 class Forcing:
-    """How well the next linear system is to be solved, and the size of its right-hand side."""
+    """The forcing terms of the next linear systems and the norms of their right-hand sides."""
 
-    eta: Tensor  # (B,)
+    eta: Tensor  # (B,) relative residual to which GMRES solves the system
     size: Tensor  # (B,) |g|
 
     def take(self, rows: Tensor) -> Forcing:
+        """Return the state of some of the samples."""
         return Forcing(self.eta[rows], self.size[rows])
 
 
@@ -32,18 +34,18 @@ class Forcing:
 class NewtonKrylov(Solver[Forcing]):
     r"""Inexact Newton-Krylov method for hard systems.
 
-    .. math:: (I - J_f(z^k))\, d = g(z^k), \qquad z^{k+1} = z^k + t\, d
+    $$(I - J_f(z^k))\, d = g(z^k), \qquad z^{k+1} = z^k + t\, d$$
 
-    Each product with the Jacobian counts as one evaluation of ``f``; the forcing term follows
-    Eisenstat and Walker (1996), and ``t`` comes from backtracking on :math:`|g|^2`. The answer is
-    the point :math:`z`. Unlike plain iteration it does not need ``f`` to contract.
+    Each product with the Jacobian counts as one evaluation of `f`. The forcing term follows
+    Eisenstat and Walker (1996), and $t$ comes from backtracking on $|g|^2$. The answer is the point
+    $z$. Unlike plain iteration, it does not need `f` to contract.
 
     Args:
         inner: Jacobian products per Newton step at most.
-        eta: loosest relative residual accepted from GMRES.
+        eta: largest relative residual accepted from GMRES.
         ls_tries: trials of the line search at most; 1 always takes the whole step.
-        jacobian: ``"exact"`` uses forward-mode differentiation of ``f``; ``"difference"`` a finite
-            difference, for maps that have no forward mode (fused attention, some custom functions).
+        jacobian: `"exact"` differentiates `f` in forward mode; `"difference"` takes a finite
+            difference, for maps without forward mode (fused attention, some custom functions).
     """
 
     inner: int = 20
@@ -51,6 +53,8 @@ class NewtonKrylov(Solver[Forcing]):
     ls_tries: int = 6
     jacobian: Literal["exact", "difference"] = "exact"
     answers_point: ClassVar[bool] = True
+    plans_by_budget: ClassVar[bool] = True
+    options_without_jvp: ClassVar[Mapping[str, Any]] = {"jacobian": "difference"}
 
     def __post_init__(self) -> None:
         if self.inner < 1 or self.ls_tries < 1:
@@ -68,7 +72,7 @@ class NewtonKrylov(Solver[Forcing]):
 
     def step(self, f: FixedPointFn, it: Iterate, state: Forcing) -> tuple[Iterate, Forcing]:
         g = it.residual
-        products = min(self.inner, f.left - 1)  # one evaluation is kept for the new point
+        products = min(self.inner, f.left - 1)  # the new point needs one evaluation
 
         def matvec(v: Tensor) -> Tensor:
             f.spend()
@@ -79,24 +83,24 @@ class NewtonKrylov(Solver[Forcing]):
             matvec, g, StopRule(products, tol=None), goal=goal, eps=f.f.eps
         )
         if not products:
-            d = g  # no Krylov space: a plain step
+            d = g  # a plain step
         z, fz, new_g = backtrack(f, it.z, d, g, self.ls_tries)
         size = row_norm(new_g)
-        # The better the last step went, the more accurately the next system is solved.
+        # The more the last step reduced the residual, the more accurate the next system.
         eta = 0.9 * (size / state.size).square()
-        floor = 0.9 * state.eta.square()  # not tighter at once where the last one was loose
+        floor = 0.9 * state.eta.square()  # avoids a sudden jump to a high accuracy
         eta = torch.where(floor > 0.1, torch.maximum(eta, floor), eta)
         eta = eta.nan_to_num(nan=self.eta).clamp(1e-4, self.eta)
         return Iterate(z, fz, new_g, x=z), Forcing(eta, size)
 
     def _product(self, f: PackedFn, it: Iterate, v: Tensor) -> Tensor:
-        """The Jacobian of ``f`` at the iterate, times ``v``."""
+        """Return the Jacobian of `f` at the iterate times `v`."""
         if self.jacobian == "exact":
             try:
                 return f.jvp(it.z, v)
             except (NotImplementedError, RuntimeError) as error:
                 raise NotImplementedError(
-                    "f could not be differentiated in forward mode, which newton_krylov uses; pass "
+                    "newton_krylov differentiates f in forward mode, which failed; pass "
                     f"jacobian='difference' ({error})"
                 ) from error
         norm = row_norm(v, keepdim=True)

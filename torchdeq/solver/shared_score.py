@@ -1,0 +1,78 @@
+"""The score of an iterate that all samples share: the worst residual of the batch.
+
+Samples that depend on each other must all come from the same iterate, because the residual of one
+sample is only valid next to the values that the others had there. The solve gives up a sample whose
+residual is not finite or far above all first residuals: this sample keeps its own score and no
+longer counts for the others. A sample that has met the goal may rise a little above it again, as
+happens at the limit of the precision.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import torch
+from torch import Tensor
+
+_FAR_WORSE = 100.0  # a residual above this multiple of all first residuals will not recover
+_TOLERATED = 10.0  # multiple of the goal up to which a sample that has met it may rise again
+
+
+class SharedScore:
+    """The worst residual of the samples that the solve has not given up.
+
+    Args:
+        first: (B,) the residuals of the first iterate.
+        goal: the residual at which a sample has finished.
+    """
+
+    def __init__(self, first: Tensor, goal: float) -> None:
+        self._goal = goal
+        self._limit = _limit(first)
+        self._given_up = torch.zeros_like(first, dtype=torch.bool)
+        self._met = self._given_up
+
+    def update(self, score: Tensor) -> Tensor:
+        """Return (B,) the scores of the next iterate, from the residual of each sample."""
+        self._given_up = self._given_up | ~(score <= self._limit)
+        self._met = self._met | (score <= self._goal)
+        tolerated = self._met & (score <= _TOLERATED * self._goal)
+        worst = torch.where(tolerated, score.clamp(max=self._goal), score)
+        worst = torch.where(self._given_up, -inf, worst).amax()
+        return torch.where(self._given_up | (worst == -inf), score, worst)
+
+    def spread(self, t: Tensor) -> Tensor:
+        """Return (N, B) the largest value of each row, at every sample."""
+        return torch.where(self._given_up, -inf, t).amax(1, keepdim=True).expand_as(t)
+
+
+class HostSharedScore(SharedScore):
+    """The same for a few samples on the host, where Python numbers are faster than tensors."""
+
+    def __init__(self, first: Tensor, goal: float) -> None:
+        super().__init__(first, goal)
+        self._most = float(self._limit)
+        self._given_up_list = [False] * len(first)
+        self._met_list = [False] * len(first)
+
+    def update(self, score: Tensor) -> Tensor:
+        given_up, met, goal = self._given_up_list, self._met_list, self._goal
+        values, worst = score.tolist(), -inf
+        for i, value in enumerate(values):
+            if given_up[i] or not value <= self._most:
+                given_up[i] = True
+                continue
+            if value <= goal:
+                met[i] = True
+            elif met[i] and value <= _TOLERATED * goal:
+                value = goal
+            worst = max(worst, value)
+        if not any(given_up):
+            return torch.full_like(score, worst)
+        self._given_up = torch.tensor(given_up)
+        return torch.where(self._given_up, score, worst)
+
+
+def _limit(first: Tensor) -> Tensor:
+    """Return the residual above which the solve gives up a sample."""
+    return _FAR_WORSE * torch.where(first < inf, first, 0.0).amax()
