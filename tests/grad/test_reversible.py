@@ -14,7 +14,7 @@ from torch.autograd import gradcheck
 from tests import problems
 from torchdeq.functional import fixed_point
 from torchdeq.grad import Phantom, Reversible
-from torchdeq.grad.twofold import TwoFold
+from torchdeq.grad.double_double import DoubleDouble
 from torchdeq.memory import mem_gc
 from torchdeq.solver import Anderson, ConvergenceWarning, FixedPointIter, StopRule
 
@@ -140,7 +140,7 @@ def test_single_precision_survives_a_long_way_back() -> None:
 def test_twofold_numbers_carry_twice_the_digits() -> None:
     z = torch.randn(20, dtype=torch.float64)
     steps, c = torch.randn(30, 20, dtype=torch.float64), 0.2
-    number, exact = TwoFold.of(z), [Fraction(float(v)) for v in z]
+    number, exact = DoubleDouble.of(z), [Fraction(float(v)) for v in z]
     for t in steps:
         number = number.times(c).plus(t)
         exact = [v * Fraction(c) + Fraction(float(s)) for v, s in zip(exact, t, strict=True)]
