@@ -3,9 +3,9 @@ r"""The linear system behind every implicit gradient: $u = J^\top u + g$.
 **Scaling, one rule.** The solve divides the residual of a system by the norm of the cotangent of
 that system, then compares it with the tolerance and reports it, so that a tolerance means the same
 for every loss. A system is one sample where samples are solved side by side, and the whole batch
-where they are coupled. A sample without a cotangent counts relative to the largest of its batch.
-The right-hand sides themselves stay as they are, since scaling samples one by one would make
-another system of coupled ones; the right-hand side of a whole batch is multiplied by a power of two
+where they are coupled. A sample whose cotangent is zero counts relative to the largest cotangent of
+its batch. The right-hand sides themselves are not divided, since scaling samples one by one would
+change a coupled system; only the right-hand side of a whole batch is multiplied by a power of two,
 where that keeps its squares in the range of its precision.
 
 **Coupling that nobody has declared.** One additional product, with the rows of the cotangent
@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ from torch import Tensor
 from torchdeq import _torch
 from torchdeq.coupling import Coupling
 from torchdeq.failures import BACKWARD, report_failures
+from torchdeq.grad.probing import ROUNDINGS, probe_coupling
 from torchdeq.grad.shine import Shine
 from torchdeq.linear import LinearSolution, LinearSolver, Neumann
 from torchdeq.notes import note
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 Product = Callable[[Tensor], Tensor]
 
-_SLACK = 64  # rounding errors by which two products of the same rows may differ
 _LOOSE = 10  # factor by which the residual of an image may exceed that of its point
 _COUPLED = (
     "samples depend on each other: the backward pass solves the batch as one system; coupled=True "
@@ -152,19 +151,16 @@ class _AdjointSystem:
 
     def _after_probing(self, rows: Tensor, batches: Tensor) -> LinearSolution:
         """Solve row by row, unless products show that rows depend on each other."""
-        size = row_norm(rows)[:, None]
-        b = (rows / torch.where(size == 0, 1.0, size)).to(rows.dtype)
-        factors = _factors(self.batch, b.dtype, b.device).repeat(len(batches), 1)
-        first, second = self.product(b), self.product(factors * b)
-        if _differ(second, factors * first, self.eps):
+        first, dependent = probe_coupling(self.product, rows, self.batch, self.eps)
+        if dependent:
             note(_COUPLED)
             return self._as_one_system(batches, spent=2)
         if isinstance(self.solver, LinearSolver):
-            solution = self._row_by_row(rows, first * size, spent=2)
+            solution = self._row_by_row(rows, first, spent=2)
             refuted = bool(solution.stats.failed.any())
         else:
             reserved = replace(self, stop=replace(self.stop, max_iter=self.stop.max_iter - 1))
-            solution = reserved._row_by_row(rows, first * size, spent=2, shared=False)
+            solution = reserved._row_by_row(rows, first, spent=2, shared=False)
             solution, refuted = self._verify(rows, solution)
         spent = solution.stats.nfe
         if refuted and spent < self.stop.max_iter:
@@ -184,7 +180,7 @@ class _AdjointSystem:
         image, scale = self.product(u) + rows, self._scales(rows)
         true, norm = row_norm(image - u) / scale, row_norm(image) / scale
         met = self.stop.measure(true, norm) <= _LOOSE * self.stop.goal
-        met |= true <= _SLACK * self.eps * norm  # solved up to rounding
+        met |= true <= ROUNDINGS * self.eps * norm  # solved up to rounding
         wrong = stats.converged & ~met
         if not bool(wrong.any()):
             return solution, False
@@ -299,25 +295,3 @@ class _Affine:
     def jvp(self, u: Tensor, v: Tensor) -> Tensor:
         """Return the derivative along `v`: the map is affine."""
         return self.product(v)
-
-
-@cache
-def _factors(batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return (B, 1) signed powers of two, different for rows that are near each other.
-
-    Multiplying a row by a power of two is exact, so products of independent rows scale exactly.
-    """
-    steps = 8 if dtype == torch.float16 else 32  # exponents that leave room for the product
-    i = torch.arange(batch)
-    kind = (i + 7 * (i // (2 * steps))) % (2 * steps)
-    signs = torch.where(kind % 2 == 0, 1.0, -1.0)
-    return (signs * 2.0 ** (kind // 2 - steps // 2)).to(device, dtype)[:, None]
-
-
-def _differ(a: Tensor, b: Tensor, eps: float) -> bool:
-    """Return whether rows differ by more than rounding; this reads from the device."""
-    if not a.numel():
-        return False
-    error = (a - b).abs().amax(1)
-    size = torch.maximum(a.abs().amax(1), b.abs().amax(1))
-    return bool((error > _SLACK * eps * size).any())  # a NaN never counts
