@@ -56,10 +56,10 @@ def test_products_with_the_jacobian_leave_the_parameters_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     graphs: list[tuple[Tensor, Tensor]] = []
-    again = implicit._SecondCall.__call__
+    call = implicit._SecondCall.__call__
 
     def spy(self: Any, h: Tensor) -> Tensor:
-        graphs.append((again(self, h), h))
+        graphs.append((call(self, h), h))
         return graphs[-1][0]
 
     monkeypatch.setattr(implicit._SecondCall, "__call__", spy)
