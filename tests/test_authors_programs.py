@@ -1,7 +1,7 @@
 """Programs in the manner of the authors' six models, with their calls, and warnings as errors.
 
-Each model is a few layers of the published kind. What is tested is that the program runs as it
-stands: training lowers the loss, evaluation gives finite numbers, and nobody warns.
+Each model is a few layers of the published kind. The tests check that the program runs unchanged:
+training lowers the loss, evaluation gives finite numbers, and there is no warning.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _warnings_are_errors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def flags(line: str) -> argparse.Namespace:
-    """The options of a program: its own and the library's."""
+    """Parse the options of a program: its own and the library's."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--name", default="run")
@@ -66,11 +66,8 @@ def descend(model: nn.Module, loss_of: Any, steps: int = 3, lr: float = 0.01) ->
     return losses
 
 
-# --- MDEQ -----------------------------------------------------------------------------------------
-
-
 class Scales(nn.Module):
-    """Two resolutions of a picture: a residual block each, then each adds the other, resized."""
+    """MDEQ: two resolutions of a picture; a residual block each, then each adds the other."""
 
     def __init__(self, width: int = 4) -> None:
         super().__init__()
@@ -87,7 +84,7 @@ class Scales(nn.Module):
 
 
 class Classifier(nn.Module):
-    """A multiscale equilibrium between a stem and a head; calls of the DEQ as each program has."""
+    """A multiscale equilibrium between a stem and a head; `calls` names the program to imitate."""
 
     def __init__(self, args: argparse.Namespace, calls: str) -> None:
         super().__init__()
@@ -130,7 +127,7 @@ def test_mdeq_trains_with_a_fixed_budget_that_never_reaches_the_tolerance(
         with torch.no_grad():
             (logits,), info = model.eval()(picture)
     assert logits.isfinite().all()
-    assert (info["abs_lowest"] > 1e-3).any()  # the tolerance was not met, and nobody minds
+    assert (info["abs_lowest"] > 1e-3).any()  # the tolerance was not met
     expected = []
     if calls == "cifar":
         expected = ["the keyword 'writer' of the call of a DEQ has no effect, as in 0.1.0"]
@@ -139,11 +136,8 @@ def test_mdeq_trains_with_a_fixed_budget_that_never_reaches_the_tolerance(
     assert caplog.messages == expected
 
 
-# --- DEQ-Flow -------------------------------------------------------------------------------------
-
-
 class Motion(nn.Module):
-    """A hidden state that a gated convolution updates, and a flow that it moves."""
+    """DEQ-Flow: a gated convolution updates a hidden state, which updates a flow."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__()
@@ -179,24 +173,21 @@ def test_flow_trains_with_corrections_validates_with_best_and_reuses_states(solv
     def loss() -> Tensor:
         flows, _, _ = model(frames)
         assert len(flows) == 3
-        found: Tensor = fp_correction(F.l1_loss, (flows, truth), gamma=args.gamma)
-        return found
+        total: Tensor = fp_correction(F.l1_loss, (flows, truth), gamma=args.gamma)
+        return total
 
     descend(model, loss)
     model.eval()
     with torch.no_grad():
         (flow,), state, info = model(frames, sradius_mode=True, best=True)
         assert (info["sradius"] > 0).all()
-        (again,), _, _ = model(frames, start=[t.detach() for t in state], best=False)
+        (restarted,), _, _ = model(frames, start=[t.detach() for t in state], best=False)
     assert flow.isfinite().all()
-    torch.testing.assert_close(again, flow, atol=0.1, rtol=0)
-
-
-# --- DEQ-INR --------------------------------------------------------------------------------------
+    torch.testing.assert_close(restarted, flow, atol=0.1, rtol=0)
 
 
 class Field(nn.Module):
-    """A sine of an affine map of the state and the injected coordinates."""
+    """DEQ-INR: a sine of an affine map of the state and the injected coordinates."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__()
@@ -232,11 +223,8 @@ def test_inr_solves_once_and_then_only_follows_the_gradient_steps() -> None:
     assert (info["nstep"] <= 30).all()
 
 
-# --- IGNN -----------------------------------------------------------------------------------------
-
-
 class GraphLayer(nn.Module):
-    """``X = relu(W X A + B)`` with the features as rows, as the authors have it."""
+    """IGNN: `X = relu(W X A + B)` with the features as rows, as in the authors' program."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__()
@@ -272,11 +260,8 @@ def test_ignn_trains_on_one_graph_from_the_state_of_the_last_epoch(line: str) ->
     assert logits.isfinite().all()
 
 
-# --- DEQ-Transformer ------------------------------------------------------------------------------
-
-
 class Block(nn.Module):
-    """Causal attention and a feed-forward layer, the latter recomputed in the backward pass."""
+    """DEQ-Transformer: causal attention and a feed-forward layer, which is recomputed."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -343,11 +328,8 @@ def test_the_transformer_trains_with_a_jacobian_loss_and_recomputation(line: str
     assert (info["rel_lowest"] < 0.1).all()
 
 
-# --- DEQ-DDIM -------------------------------------------------------------------------------------
-
-
 class Noise(nn.Module):
-    """The noise that a small network sees in a picture at a time."""
+    """DEQ-DDIM: a small network that predicts the noise in a picture at a time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -361,7 +343,7 @@ class Noise(nn.Module):
 def test_ddim_inverts_a_chain_whose_steps_are_rows(
     line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All times of the chain are rows of one state; the latent is found by gradient descent."""
+    """All times of the chain are rows of one state; gradient descent computes the latent."""
     deq = get_deq(flags(f"{line} --f_max_iter 15 --f_tol 1e-3 --b_max_iter 60 --b_tol 1e-4"))
     model, T = Noise().requires_grad_(False), 5
     times = torch.linspace(1, 0.2, T)

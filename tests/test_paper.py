@@ -12,6 +12,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests import problems
 from torchdeq import (
     add_deq_args,
     apply_norm,
@@ -42,7 +43,7 @@ class Injection(nn.Module):
 
 
 class MiniDEQ(nn.Module):
-    """The paper's mini DEQ: normalised layer, a DEQ from arguments, a state per correction."""
+    """The paper's small DEQ: a normalised layer, and a DEQ built from arguments."""
 
     def __init__(self, args: Any = None, **kwargs: Any) -> None:
         super().__init__()
@@ -121,15 +122,9 @@ def test_a_command_trains_and_evaluates(line: str, x: Tensor) -> None:
 
 
 def test_twelve_unrolled_steps_are_twelve_calls(x: Tensor) -> None:
-    calls = 0
-
-    def f(z: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        return torch.tanh(0.5 * z + x)
-
+    f, calls = problems.counted(lambda z: torch.tanh(0.5 * z + x))
     get_deq(parse("--f_max_iter 0 --grad 12 --tau 1.0"))(f, torch.zeros_like(x))
-    assert calls == 12
+    assert len(calls) == 12
 
 
 def test_truncated_backpropagation_through_time(x: Tensor) -> None:

@@ -13,7 +13,7 @@ from torchdeq._torch import transforms_active
 from torchdeq.coupling import Coupling, check_coupling
 from torchdeq.failures import check_policy, report_failures
 from torchdeq.grad import Backward, Implicit, Reversible
-from torchdeq.grad.base import NoGraph, beside, unmoved_by
+from torchdeq.grad.base import NoGraph, with_gradient_of, with_zero_gradient_to
 from torchdeq.grad.capture import rehearse
 from torchdeq.grad.equilibrium import attach_exactly, solve_with_all_inputs
 from torchdeq.grad.explicit import Map
@@ -138,7 +138,7 @@ class _Request:
         unrolled = not self.stop.max_iter and not isinstance(backward, Implicit)
         if torch.is_grad_enabled() and not unrolled:
             start = self.f.packing.split(self.z0)
-            states = [unmoved_by(start, tensors) for tensors in states]
+            states = [with_zero_gradient_to(start, tensors) for tensors in states]
         return states, stats
 
     def _solved(self, backward: Backward) -> States:
@@ -167,7 +167,7 @@ class _Request:
             attached = _attach(backward, f, z)[-1]
         except NoGraph:  # nothing to differentiate: the estimate is all that was asked for
             return [estimate], stats
-        return [beside(estimate, attached)], stats
+        return [with_gradient_of(estimate, attached)], stats
 
     def _check_shine(self) -> None:
         if not isinstance(self.rule, Broyden) or self.compact or self.f.coupled is True:
@@ -209,7 +209,7 @@ class _Request:
             else:
                 states += method.attach(f, z.detach() if self.stop.max_iter else self.z0)
         if self.keep_estimate and not isinstance(backward, Implicit):
-            states = [beside(f.packing.split(z.detach()), states[-1])]
+            states = [with_gradient_of(f.packing.split(z.detach()), states[-1])]
         return states, stats
 
     def _row_solve(self, max_iter: int) -> Callable[[Map, Tensor], FixedPoint[Tensor]]:

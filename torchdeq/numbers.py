@@ -83,6 +83,12 @@ def in_range(norm: Tensor) -> bool:
     return _within(norm.flatten(), *_RANGE[norm.dtype])
 
 
+def unit_rows(t: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows of (B, D) scaled to norm 1, and their norms, (B, 1); a zero row stays."""
+    norm = row_norm(t, keepdim=True)
+    return (t / torch.where(norm == 0, 1.0, norm)).to(t.dtype), norm
+
+
 def unit_scale(t: Tensor) -> Tensor | None:
     """Return (B, 1) powers of two that scale the rows of (B, D) to a norm near 1.
 

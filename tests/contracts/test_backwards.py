@@ -1,4 +1,4 @@
-"""What holds for every registered backward."""
+"""Properties of every registered backward."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def test_values_follow_the_grad_mode_in_nothing(name: str) -> None:
     x = torch.zeros_like(z0).requires_grad_()
     attached = run(name, lambda z: f(z) + x, z0).z
     with torch.no_grad():
-        quiet = run(name, lambda z: f(z) + x, z0).z
+        without_graph = run(name, lambda z: f(z) + x, z0).z
     assert attached.requires_grad
-    assert not quiet.requires_grad
-    assert torch.equal(attached, quiet)
+    assert not without_graph.requires_grad
+    assert torch.equal(attached, without_graph)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -54,8 +54,8 @@ def test_the_kept_estimate_is_the_same_with_and_without_a_graph(name: str) -> No
     x = torch.zeros_like(z0).requires_grad_()
     attached = run(name, lambda z: f(z) + x, z0, keep_estimate=True).z
     with torch.no_grad():
-        quiet = run(name, lambda z: f(z) + x, z0, keep_estimate=True).z
-    assert torch.equal(attached, quiet)
+        without_graph = run(name, lambda z: f(z) + x, z0, keep_estimate=True).z
+    assert torch.equal(attached, without_graph)
     assert torch.autograd.grad(attached.sum(), x)[0].abs().sum() > 0
 
 
@@ -116,7 +116,7 @@ def test_the_gradient_of_the_start(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tensor_that_f_uses_only_at_some_states_receives_its_gradient(name: str) -> None:
-    """From zero the first call is near and uses one tensor; all others are far and use another."""
+    """Only the first call, at zero, uses the tensor `near`; all others use `far`."""
     near = torch.randn(3, 4, dtype=DOUBLE, requires_grad=True)
     far = (0.3 * torch.randn(4, 4, dtype=DOUBLE)).requires_grad_()
     x = 2 + torch.rand(3, 4, dtype=DOUBLE)
@@ -129,12 +129,12 @@ def test_a_tensor_that_f_uses_only_at_some_states_receives_its_gradient(name: st
     z = run(name, f, torch.zeros_like(x), StopRule(40, 0.0)).z
     got = torch.autograd.grad(z.square().sum(), (near, far), materialize_grads=True)
     end = z.detach()
-    for _ in range(60):  # near the fixed point the other tensor plays no part
+    for _ in range(60):  # near the fixed point f does not use the other tensor
         end = f(end)
     exact = torch.autograd.grad(end.square().sum(), far)[0]
     tolerance = 0.5 if name == "phantom" else 1e-5  # phantom takes one step by default
     assert float((got[1] - exact).norm() / exact.norm()) < tolerance
-    assert float(got[0].abs().max()) < 1e-4  # what a reversible iteration has left of it
+    assert float(got[0].abs().max()) < 1e-4  # a reversible iteration has a small rest of it
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -185,27 +185,29 @@ def test_a_users_own_backward_is_known_by_name() -> None:
 def test_sampled_states_have_backwards_of_their_own() -> None:
     f, z0 = problems.tanh_layer(gain=0.5)
     x = torch.zeros_like(z0).requires_grad_()
-    found = fixed_point(lambda z: f(z) + x, z0, stop=StopRule(60, 1e-10),
-                        record=[(3, Phantom()), (7, Phantom(grad=2, sup_gap=1))],
-                        backward=Implicit())  # fmt: skip
-    assert len(found.states) == 4
-    residuals = [float((f(z) - z).norm().detach()) for z in found.states]
+    states = fixed_point(lambda z: f(z) + x, z0, stop=StopRule(60, 1e-10),
+                         record=[(3, Phantom()), (7, Phantom(grad=2, sup_gap=1))],
+                         backward=Implicit()).states  # fmt: skip
+    assert len(states) == 4
+    residuals = [float((f(z) - z).norm().detach()) for z in states]
     assert residuals == sorted(residuals, reverse=True)
-    assert all(z.requires_grad for z in found.states)
+    assert all(z.requires_grad for z in states)
 
-    def of(x: Tensor) -> Tensor:
+    def loss(x: Tensor) -> Tensor:
         states = fixed_point(lambda z: f(z) + x, z0, stop=StopRule(60, 1e-10),
                              record=[(3, Phantom())], backward=Implicit(),
                              on_failure="ignore").states  # fmt: skip
         return states[0].sum() + states[1].square().sum()
 
-    torch.testing.assert_close(torch.func.grad(of)(x.detach()), torch.autograd.grad(of(x), x)[0])
+    torch.testing.assert_close(
+        torch.func.grad(loss)(x.detach()), torch.autograd.grad(loss(x), x)[0]
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("higher_order", [False, True])
 def test_two_forward_passes_do_not_see_each_others_modules(name: str, higher_order: bool) -> None:
-    """What a module keeps from a forward pass belongs to that pass, also in its backward."""
+    """The backward of a pass sees the tensors that its own forward left on the module."""
     if higher_order and name != "ift":
         pytest.skip("only implicit differentiation has the option")
 

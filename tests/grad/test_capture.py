@@ -1,4 +1,4 @@
-"""Inputs of f wherever they are used: in custom functions, transforms, complex operators."""
+"""Inputs of f inside custom functions, transforms and complex operators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXACT = Implicit(stop=StopRule(100, 1e-12), higher_order=True)
 
 
 class Times(torch.autograd.Function):
-    """A product that torch does not show to a mode."""
+    """A product that a torch function mode does not see."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, v: Tensor) -> Tensor:

@@ -56,18 +56,18 @@ def test_products_with_the_jacobian_leave_the_parameters_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     graphs: list[tuple[Tensor, Tensor]] = []
-    again = implicit._Again.__call__
+    call = implicit._SecondCall.__call__
 
     def spy(self: Any, h: Tensor) -> Tensor:
-        graphs.append((again(self, h), h))
+        graphs.append((call(self, h), h))
         return graphs[-1][0]
 
-    monkeypatch.setattr(implicit._Again, "__call__", spy)
+    monkeypatch.setattr(implicit._SecondCall, "__call__", spy)
     cell, x = Cell(), torch.randn(3, 8, requires_grad=True)
     z = fixed_point(compiled(cell), torch.zeros_like(x), (x,), stop=STOP).z
     z.sum().backward()
     ((fz, h),) = graphs
-    assert implicit._survey(fz, h) == (False, True)  # compiled, and no leaf but h
+    assert implicit._inspect_graph(fz, h) == (False, True)  # compiled, and no leaf but h
     assert all(p.grad is not None for p in cell.parameters())
     assert all(isinstance(p, nn.Parameter) for p in cell._parameters.values())
 

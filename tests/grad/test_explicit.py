@@ -20,11 +20,11 @@ from torchdeq.solver import Anderson, Broyden, FixedPointIter, StopRule
 D = 4
 TIGHT = StopRule(300, 1e-13)
 EXACT = Implicit(stop=StopRule(200, 1e-12), higher_order=True)
-PLAIN = Implicit(stop=StopRule(200, 1e-12))  # transforms switch by themselves
+PLAIN = Implicit(stop=StopRule(200, 1e-12))  # transforms imply higher_order
 
 
 def deq(W: Tensor, b: Tensor, x: Tensor, backward: Any = PLAIN) -> Tensor:
-    """The equilibrium of a closure over all three."""
+    """Return the equilibrium of a closure over all three tensors."""
     z0 = torch.zeros_like(x)
     z: Tensor = fixed_point(
         lambda z: torch.tanh(z @ W.mT + x + b), z0, stop=TIGHT, backward=backward
@@ -151,7 +151,7 @@ class Cell(nn.Module):
 
 
 def test_functional_call_with_other_parameters(inputs: tuple[Tensor, ...]) -> None:
-    """Before the backward pass the module has its own parameters back."""
+    """`functional_call` restores the module's own parameters before the backward pass."""
     x, cell = inputs[2], Cell()
     other = {name: 1.1 * p.detach() for name, p in cell.named_parameters()}
 
@@ -250,7 +250,7 @@ def test_a_mask_kept_by_a_module_is_new_after_every_reset() -> None:
 
 
 def nested(W: Tensor, x: Tensor, outer: Any, inner: Any) -> Tensor:
-    """A fixed point whose map holds another one."""
+    """Return a fixed point whose map solves for another one."""
 
     def cell(y: Tensor) -> Tensor:
         f = lambda z: torch.tanh(0.5 * z @ W.mT + y)  # noqa: E731
@@ -275,7 +275,7 @@ def nested_unrolled(W: Tensor, x: Tensor) -> Tensor:
 def test_a_fixed_point_inside_another_is_exact_at_second_order(
     inputs: tuple[Tensor, ...],
 ) -> None:
-    """The inner one captures what the replay of the outer one has put in place."""
+    """The inner solve must capture the substitutes that the replay of the outer one has made."""
     W, x = inputs[0].clone().requires_grad_(), inputs[2].clone().requires_grad_()
 
     def second(run: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, ...]:

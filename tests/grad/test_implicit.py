@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 
 from tests import problems
+from tests.grad.references import saved_bytes
 from torchdeq.functional import fixed_point
 from torchdeq.grad import Implicit
 from torchdeq.linear import GMRES, LINEAR
@@ -163,46 +164,32 @@ def test_inside_a_checkpoint() -> None:
                            backward=exact()).z  # fmt: skip
 
     (plain,) = torch.autograd.grad(run(x).sum(), x)
-    again = torch.utils.checkpoint.checkpoint(run, x, use_reentrant=False)
-    torch.testing.assert_close(torch.autograd.grad(again.sum(), x)[0], plain)
+    checkpointed = torch.utils.checkpoint.checkpoint(run, x, use_reentrant=False)
+    torch.testing.assert_close(torch.autograd.grad(checkpointed.sum(), x)[0], plain)
 
 
 def test_gradients_follow_the_grad_mode() -> None:
     x = leaf(2, 3)
-    calls = 0
-
-    def f(z: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        return torch.tanh(0.5 * z + x)
-
-    stop = StopRule(7, 0.0)
+    f, calls = problems.counted(lambda z: torch.tanh(0.5 * z + x))
+    z0, stop = torch.zeros(2, 3, dtype=torch.float64), StopRule(7, 0.0)
     with torch.no_grad():
-        found = fixed_point(
-            f, torch.zeros(2, 3, dtype=torch.float64), stop=stop, keep_estimate=True
-        )
-    assert calls == 7
-    assert not found.z.requires_grad
-    with_graph = fixed_point(
-        f, torch.zeros(2, 3, dtype=torch.float64), stop=stop, keep_estimate=True
-    )
-    assert torch.equal(with_graph.z, found.z)  # bit for bit
-    assert with_graph.z.requires_grad
-    attached = fixed_point(f, torch.zeros(2, 3, dtype=torch.float64), stop=stop).z
-    torch.testing.assert_close(attached, f(found.z))
-    (g,) = torch.autograd.grad(with_graph.z.sum(), x)
+        estimate = fixed_point(f, z0, stop=stop, keep_estimate=True).z
+    assert len(calls) == 7
+    assert not estimate.requires_grad
+    with_graph = fixed_point(f, z0, stop=stop, keep_estimate=True).z
+    assert torch.equal(with_graph, estimate)  # bit for bit
+    assert with_graph.requires_grad
+    attached = fixed_point(f, z0, stop=stop).z
+    torch.testing.assert_close(attached, f(estimate))
+    (g,) = torch.autograd.grad(with_graph.sum(), x)
     torch.testing.assert_close(g, torch.autograd.grad(attached.sum(), x)[0])
 
 
 def test_a_non_finite_attached_call_never_reaches_the_estimate() -> None:
     x = leaf(1, 2)
-    calls = 0
-
-    def f(z: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        return torch.tanh(0.5 * z + x) * (torch.nan if calls > 5 else 1.0)
-
+    f, calls = problems.counted(
+        lambda z: torch.tanh(0.5 * z + x) * (torch.nan if len(calls) > 5 else 1.0)
+    )
     z0 = torch.zeros(1, 2, dtype=torch.float64)
     assert fixed_point(f, z0, stop=StopRule(5, 0.0), keep_estimate=True).z.isfinite().all()
 
@@ -232,21 +219,11 @@ def test_a_failed_backward_solve_is_never_silent() -> None:
 def test_memory_does_not_grow_with_the_steps_of_the_solver() -> None:
     x = leaf(4, 64)
 
-    def saved(steps: int) -> int:
-        bytes_ = 0
+    def run(steps: int) -> Tensor:
+        f = lambda z: torch.tanh(0.9 * z + x)  # noqa: E731
+        return fixed_point(f, torch.zeros_like(x), stop=StopRule(steps, 0.0)).z
 
-        def pack(t: Tensor) -> Tensor:
-            nonlocal bytes_
-            bytes_ += t.untyped_storage().nbytes()
-            return t
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            fixed_point(
-                lambda z: torch.tanh(0.9 * z + x), torch.zeros_like(x), stop=StopRule(steps, 0.0)
-            )
-        return bytes_
-
-    assert saved(5) == saved(80)
+    assert 0 < saved_bytes(lambda: run(5)) == saved_bytes(lambda: run(80))
 
 
 def test_the_graph_is_freed_without_the_garbage_collector() -> None:
@@ -304,7 +281,7 @@ def test_the_auxiliary_output_of_the_returned_state_has_complete_gradients(
         return (new if state == "tensor" else (new, 0.5 * inputs[1] + new)), {"load": h.square()}
 
     z0 = torch.zeros_like(x)
-    found = fixed_point(
+    solution = fixed_point(
         f, z0 if state == "tensor" else (z0, z0), (x,), stop=TIGHT, has_aux=True,
         backward=exact(higher_order=higher_order),
     )  # fmt: skip
@@ -312,9 +289,9 @@ def test_the_auxiliary_output_of_the_returned_state_has_complete_gradients(
     for _ in range(120):
         z = torch.tanh(z @ W.mT + x)
     expected = (z @ W.mT + x).square()
-    torch.testing.assert_close(found.aux["load"], expected, atol=1e-10, rtol=0)
+    torch.testing.assert_close(solution.aux["load"], expected, atol=1e-10, rtol=0)
     torch.testing.assert_close(
-        torch.autograd.grad(found.aux["load"].sum(), (W, x)),
+        torch.autograd.grad(solution.aux["load"].sum(), (W, x)),
         torch.autograd.grad(expected.sum(), (W, x)), atol=1e-8, rtol=0,
     )  # fmt: skip
     with pytest.raises(TypeError, match=r"must return a pair \(z, aux\): got Tensor"):

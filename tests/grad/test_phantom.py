@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 
 from tests import problems
+from tests.grad.references import saved_bytes
 from torchdeq.functional import fixed_point
 from torchdeq.grad import Phantom
 from torchdeq.memory import mem_gc
@@ -18,7 +19,7 @@ from torchdeq.solver import FixedPointIter, StopRule
 
 @pytest.mark.parametrize(("steps", "tau"), [(1, 1.0), (3, 1.0), (5, 0.6)])
 def test_equals_the_papers_formula(steps: int, tau: float) -> None:
-    r"""``A = tau sum_k (I - tau (I - J))^k``, k < steps, stands in for the inverse of I - J."""
+    """`A = tau sum_k (I - tau (I - J))^k`, k < steps, replaces the inverse of I - J."""
     M = problems.contraction(0.8, 6)
     b = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
     g = torch.randn(3, 6, dtype=torch.float64)
@@ -33,15 +34,9 @@ def test_equals_the_papers_formula(steps: int, tau: float) -> None:
 def test_a_forward_budget_of_zero_is_backpropagation_through_time() -> None:
     f, z0 = problems.tanh_layer(batch=2, d=4)
     z0.requires_grad_()
-    calls = 0
-
-    def counted(z: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        return f(z)
-
+    counted, calls = problems.counted(f)
     z = fixed_point(counted, z0, stop=StopRule(0), backward=Phantom(grad=12)).z
-    assert calls == 12
+    assert len(calls) == 12
     expected = z0
     for _ in range(12):
         expected = f(expected)
@@ -122,21 +117,9 @@ def test_recomputation_keeps_no_activations() -> None:
     net = nn.Sequential(nn.Linear(8, 512), nn.Tanh(), nn.Linear(512, 8))
     z = torch.zeros(16, 8)
 
-    def saved(run: Any) -> int:
-        sizes: list[int] = []
-
-        def pack(t: Tensor) -> Tensor:
-            sizes.append(t.numel())
-            return t
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            run()
-        return sum(sizes)
-
-    # The states between the steps remain, whatever f keeps inside.
-    kept = saved(lambda: mem_gc(net, (mem_gc(net, (z,)),)))
-    assert kept <= 2 * z.numel()
-    assert saved(lambda: net(net(z))) > 10 * z.numel()
+    # Only the states between the steps remain.
+    assert saved_bytes(lambda: mem_gc(net, (mem_gc(net, (z,)),))) <= 2 * z.nbytes
+    assert saved_bytes(lambda: net(net(z))) > 10 * z.nbytes
 
 
 def test_recomputation_inside_function_transforms_is_a_plain_call() -> None:
@@ -161,9 +144,9 @@ def test_recomputation_updates_running_statistics_once_and_sees_the_same_paramet
         own = torch.autograd.grad(call(), (x, *net.parameters()))
         with torch.nn.utils.stateless._reparametrize_module(net, other):
             swapped = call()
-        loss = torch.autograd.grad(swapped, x, retain_graph=True)
-        again = torch.autograd.grad(swapped, x)
-        return *own, *loss, *again, *net.buffers()
+        first = torch.autograd.grad(swapped, x, retain_graph=True)
+        second = torch.autograd.grad(swapped, x)
+        return *own, *first, *second, *net.buffers()
 
     torch.testing.assert_close(gradients(True), gradients(False))
 

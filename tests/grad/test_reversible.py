@@ -12,15 +12,16 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 
 from tests import problems
+from tests.grad.references import saved_bytes
 from torchdeq.functional import fixed_point
 from torchdeq.grad import Phantom, Reversible
-from torchdeq.grad.twofold import TwoFold
+from torchdeq.grad.double_double import DoubleDouble
 from torchdeq.memory import mem_gc
 from torchdeq.solver import Anderson, ConvergenceWarning, FixedPointIter, StopRule
 
 
 def unrolled(f: Any, z0: Tensor, steps: int, tau: float) -> Tensor:
-    """The two coupled states as the paper writes them."""
+    """Iterate the two coupled states as the paper writes them; return the later one."""
     y = z = z0
     for k in range(steps):
         if k % 2 == 0:
@@ -68,9 +69,9 @@ def test_passes_gradcheck_over_tensor_tuple_and_dict_states() -> None:
             a, b = pair(z["a"], z["b"], W, x)
             return {"a": a, "b": b}
 
-        found = fixed_point(f, {"a": zero, "b": zero}, (x,), stop=StopRule(8, 0.0),
-                            backward=Reversible()).z  # fmt: skip
-        return found["a"] * found["b"]
+        z = fixed_point(f, {"a": zero, "b": zero}, (x,), stop=StopRule(8, 0.0),
+                        backward=Reversible()).z  # fmt: skip
+        return z["a"] * z["b"]
 
     assert gradcheck(lambda W, x: run(lambda z: torch.tanh(z @ W.mT + x), zero, 8), (W, x))
     assert gradcheck(of_tuple, (W, x))
@@ -81,11 +82,11 @@ def test_calls_f_once_a_step_each_way_and_converges_to_the_fixed_point() -> None
     f, z0 = problems.tanh_layer(gain=0.6)
     x = torch.zeros_like(z0).requires_grad_()
     counted, calls = problems.counted(lambda z: f(z) + x)
-    found = fixed_point(counted, z0, stop=StopRule(60, 1e-8), backward=Reversible())
-    assert len(calls) == 60 == found.stats.nfe
-    assert found.stats.converged.all()
-    torch.testing.assert_close(found.z, f(found.z), rtol=0, atol=1e-8)
-    found.z.sum().backward()
+    solution = fixed_point(counted, z0, stop=StopRule(60, 1e-8), backward=Reversible())
+    assert len(calls) == 60 == solution.stats.nfe
+    assert solution.stats.converged.all()
+    torch.testing.assert_close(solution.z, f(solution.z), rtol=0, atol=1e-8)
+    solution.z.sum().backward()
     assert len(calls) == 120
 
 
@@ -94,15 +95,7 @@ def test_memory_does_not_grow_with_steps() -> None:
     z0 = torch.zeros(8, 16)
 
     def saved(steps: int) -> int:
-        sizes: list[int] = []
-
-        def pack(t: Tensor) -> Tensor:
-            sizes.append(t.numel() * t.element_size())
-            return t
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            run(lambda z: 0.5 * net(z), z0, steps)
-        return sum(sizes)
+        return saved_bytes(lambda: run(lambda z: 0.5 * net(z), z0, steps))
 
     assert 0 < saved(4) == saved(12) == saved(80)
 
@@ -140,7 +133,7 @@ def test_single_precision_survives_a_long_way_back() -> None:
 def test_twofold_numbers_carry_twice_the_digits() -> None:
     z = torch.randn(20, dtype=torch.float64)
     steps, c = torch.randn(30, 20, dtype=torch.float64), 0.2
-    number, exact = TwoFold.of(z), [Fraction(float(v)) for v in z]
+    number, exact = DoubleDouble.of(z), [Fraction(float(v)) for v in z]
     for t in steps:
         number = number.times(c).plus(t)
         exact = [v * Fraction(c) + Fraction(float(s)) for v, s in zip(exact, t, strict=True)]
@@ -153,7 +146,7 @@ def test_twofold_numbers_carry_twice_the_digits() -> None:
 
 @pytest.mark.parametrize("steps", [6, 12, 30])
 def test_many_elements_survive_in_single_precision(steps: int) -> None:
-    """Where one of many elements rounds differently on the way back, f is another."""
+    """If one of many elements rounds differently in the backward pass, f has another value."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.Tanh())
     x = torch.randn(4, 8, 16, 16, requires_grad=True)

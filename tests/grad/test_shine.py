@@ -1,4 +1,4 @@
-"""SHINE: the backward solve starts where the forward one has been."""
+"""SHINE: the backward solve starts from the inverse Jacobian of the forward solve."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchdeq.solver.low_rank import LowRank
 
 
 def solve(init: Any, rho: float, d: int = 64, batch: int = 4) -> tuple[Tensor, Tensor, int]:
-    """The gradient by Broyden, the dense one, and the products it took."""
+    """Return the gradient by Broyden, the dense gradient, and the number of products."""
     torch.manual_seed(0)
     A = problems.rotation(rho, d)
     b = torch.randn(batch, d, dtype=torch.float64, requires_grad=True)
@@ -81,7 +81,7 @@ def test_says_what_does_not_fit() -> None:
 
 @pytest.mark.parametrize("coupled", [None, "adjoint"])
 def test_coupled_samples_leave_the_inverse_of_the_forward_solve_alone(coupled: Any) -> None:
-    """It belongs to samples one by one, and their adjoint is one system."""
+    """The inverse is one of each sample, but the adjoint of all samples is one system."""
     A = problems.contraction(0.8, 4)
     x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
     z = fixed_point(lambda z: A @ z + x, torch.zeros_like(x), solver=Broyden(),

@@ -1,4 +1,4 @@
-"""Cases: a random map, a backward, a transform; what each must give, by unrolling."""
+"""Cases of a random map, a backward and a transform, and the expected result by unrolling."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ from torch.utils.checkpoint import CheckpointError, checkpoint
 from tests.properties.grammar import (
     STARTS,
     VIAS,
-    B,
-    D,
-    Draw,
     Model,
     Run,
     Settled,
@@ -29,6 +26,7 @@ from tests.properties.grammar import (
     settle,
     unroll,
 )
+from tests.properties.pieces import B, D, Draw
 from torchdeq.functional import fixed_point
 from torchdeq.grad import Implicit, Phantom, Reversible, make_adjoint_solver
 from torchdeq.solver import Anderson, ConvergenceWarning, Coupling, FixedPointIter, StopRule
@@ -51,7 +49,7 @@ REVERSIBLE_STEPS = 8
 
 @dataclass(frozen=True)
 class Setting:
-    """What the transforms need beside the map."""
+    """The tensors that the transforms need besides the map."""
 
     params: Params
     x: Tensor
@@ -70,7 +68,7 @@ def _leaves(s: Setting) -> tuple[Params, Tensor]:
 
 
 def _plain(order: int, wrapped: bool = False) -> Callable[[Out, Setting], Any]:
-    """Gradients by autograd, each a function of the one before."""
+    """Return a function that differentiates `order` times by plain autograd."""
 
     def run(out: Out, s: Setting) -> Any:
         p, x = _leaves(s)
@@ -96,7 +94,8 @@ def _dual(out: Out, s: Setting) -> Any:
         return t.clone()
 
 
-def _again(g: tuple[Params, Tensor]) -> Tensor:
+def _scalar_of(g: tuple[Params, Tensor]) -> Tensor:
+    """Return a scalar function of a gradient, to differentiate it again."""
     return (g[1] * torch.cos(g[1])).sum() + sum((t**2).sum() for t in g[0].values())
 
 
@@ -109,12 +108,12 @@ def _grads(out: Out, s: Setting, order: int) -> Any:
     for k in range(order):
         g = grad(h, (0, 1))
         if k + 1 < order:
-            h = lambda p, x, g=g: _again(g(p, x))  # noqa: E731
+            h = lambda p, x, g=g: _scalar_of(g(p, x))  # noqa: E731
     return g(s.params, s.x)
 
 
 def _each(fn: Callable[[Tensor], Any], s: Setting, batched: bool) -> Any:
-    """`fn` of both inputs: under `vmap`, or one after the other."""
+    """Return `fn` of both inputs: under `vmap`, or one after the other."""
     if batched:
         return vmap(fn)(s.xs)
     return tree_map(lambda *ts: torch.stack(ts), *(fn(x) for x in s.xs))
@@ -122,13 +121,13 @@ def _each(fn: Callable[[Tensor], Any], s: Setting, batched: bool) -> Any:
 
 @dataclass(frozen=True)
 class Transform:
-    """A way to differentiate; `reference` is the same without `vmap` over the solve."""
+    """A way to differentiate; `reference` is the same way without `vmap` over the solve."""
 
     name: str
     order: int
     apply: Callable[[Out, Setting], Any]
     reference: Callable[[Out, Setting], Any]
-    functional: bool = True  # inside torch.func, or with dual numbers
+    functional: bool = True  # whether it runs inside torch.func or with dual numbers
 
 
 def _both(name: str, order: int, apply: Any, **kw: Any) -> Transform:
@@ -165,7 +164,7 @@ _ALL = (
     _both("autograd thrice", 3, _plain(3), functional=False),
     _both("grad(grad(grad))", 3, lambda out, s: _grads(out, s, 3)),
 )
-#: What may become of a case. `torch refuses`: torch cannot transform a loop over f either.
+#: The outcomes that pass. `torch refuses`: torch cannot transform a loop over f either.
 FINE = ("agrees", "clear error", "torch refuses", "no reference")
 TRANSFORMS = {t.name: t for t in _ALL}
 METHODS = (*ADJOINTS, "higher_order", "higher_order", "higher_order", "phantom", "reversible")
@@ -178,13 +177,13 @@ class Case:
     seed: int
     model: Model
     setting: Setting
-    steps: int  # after which plain iteration has converged
-    switched: bool
+    steps: int  # the number after which plain iteration has converged
+    switched: bool  # whether a decision at the fixed point differs from that at the start
     transform: Transform
     method: str
     adjoint: str
-    grad: int  # steps of phantom
-    tau: float  # of phantom and reversible
+    grad: int  # the number of phantom steps
+    tau: float  # the damping of phantom and reversible
     coupled: Coupling
 
     def describe(self) -> str:
@@ -208,11 +207,11 @@ class Case:
         )
 
     def solve(self, f: Any, z0: Tensor, args: tuple[Any, ...]) -> Tensor:
-        """What the library gives."""
+        """Return the fixed point that the library computes."""
         if self.method == "reversible":
             budget = StopRule(REVERSIBLE_STEPS, 0.0)
             return fixed_point(f, z0, args, stop=budget, backward=self.backward).z
-        # Where decisions jump there may be several fixed points: take the one of the reference.
+        # A map with decisions may have several fixed points: compute that of the reference.
         solver = FixedPointIter() if self.model.decides else Anderson()
         return fixed_point(
             f, z0, args, solver=solver, stop=StopRule(200, 1e-13), backward=self.backward,
@@ -220,7 +219,7 @@ class Case:
         ).z  # fmt: skip
 
     def unrolled(self, f: Any, z: Tensor, args: tuple[Any, ...]) -> Tensor:
-        """The definition of each backward, by plain differentiation of a loop."""
+        """Return the definition of each backward: a loop for plain differentiation."""
         if self.method == "reversible":
             older = z
             for _ in range(REVERSIBLE_STEPS):
@@ -242,15 +241,15 @@ class Case:
         return call
 
     def expected(self) -> Any:
-        self.model.twin = True
+        self.model.by_formula = True
         try:
             return self.transform.reference(self.out(self.unrolled), self.setting)
         finally:
-            self.model.twin = False
+            self.model.by_formula = False
 
     def got(self) -> Any:
         s = self.setting
-        if self.transform.name == "autograd":  # of the module as it stands
+        if self.transform.name == "autograd":  # with the module's own parameters
             x = s.x.clone().requires_grad_()
             z = self.model(x, self.solve)
             leaves = [x, *self.model.parameters()]
@@ -282,12 +281,12 @@ class Case:
                 return f"raw error: {_first_line(error)}"
             if self.model.nested and CLEAR.search(str(error)):
                 return "clear error"
-            if isinstance(error, CheckpointError):  # torch's own word; torch 2.6 gives it
+            if isinstance(error, CheckpointError):  # raised by torch 2.6
                 return "clear error"
-            said, refusal = _first_line(error), self.refusal()
-            if refusal is not None and (_REFUSALS.search(said) or said == refusal):
+            message, refusal = _first_line(error), self.refusal()
+            if refusal is not None and (_REFUSALS.search(message) or message == refusal):
                 return "torch refuses"
-            return f"error: {said}"
+            return f"error: {message}"
         if len(got) != len(expected):
             return f"other structure: {same} instead of {structure}"
         worst = max(
@@ -307,13 +306,13 @@ def _first_line(error: Exception) -> str:
     )
 
 
-#: A clear message names the cause (what f does inside) and a way out, and is not torch's own.
+#: A clear message names the cause (an operation inside f) and a way out, and is not torch's own.
 CLEAR = re.compile(
     r"(?is)(?!.*(functorch transform|saved tensor hooks))"
     r"(?=.*(autograd\.grad|autograd\.backward|checkpoint|requires_grad_|differentiates))"
     r"(?=.*(\buse\b|\bpass\b|\bdrop\b|\bcall\b|\binstead\b))"
 )
-#: Torch's own words for what it does not do, whoever asks.
+#: Messages of torch about operations that it does not support.
 _REFUSALS = re.compile(
     r"functorch transform|saved tensor hooks|vmap: |data-dependent|dynamic shape"
 )
@@ -321,7 +320,7 @@ _RAW = re.compile(r"INTERNAL ASSERT|please report a bug|Attempt(ed|ing) to .* de
 
 
 def case(seed: int) -> Case:
-    """The case of a seed, always the same."""
+    """Return the case of a seed, always the same."""
     draw = Draw(seed)
     transform = _ALL[seed % len(_ALL)]
     choices = [m for m in METHODS if _allowed(m, transform)]
@@ -329,28 +328,19 @@ def case(seed: int) -> Case:
     adjoint = method if method in ADJOINTS else draw.choose.choice(ADJOINTS)
     for names in sentences(draw):
         model = Model(draw, names, draw.choose.choice(VIAS), draw.choose.choice(STARTS))
-        x = draw.normal(B, D)
-        xs = torch.stack((x, x + 0.1 * draw.normal(B, D)))
-        # Of the modules' own parameters, or of others in their place.
-        moved = 0.02 if transform.name != "autograd" else 0.0
-        params = {
-            name: p.detach() * (1 + moved * draw.choose.uniform(-1, 1))
-            for name, p in model.named_parameters()
-        }
-        tangents = {name: draw.normal(*p.shape) for name, p in params.items()}
-        C, dx = draw.normal(B, D), draw.normal(B, D)
-        kept = [_settled(model, params, x) for x in xs]
-        if all(k is not None for k in kept):
+        setting = _draw_setting(draw, model, transform)
+        ends = [_settled(model, setting.params, x) for x in setting.xs]
+        if all(end is not None for end in ends):
             break
     declared: tuple[Coupling, ...] = (None, None, True, "adjoint")
     coupled = draw.choose.choice(declared if model.couples else (None, False))
-    found = [k for k in kept if k is not None]
+    settled = [end for end in ends if end is not None]
     return Case(
         seed=seed,
         model=model,
-        setting=Setting(params, x, xs, C, tangents, dx),
-        steps=max(k.steps for k in found),
-        switched=found[0].switched,
+        setting=setting,
+        steps=max(end.steps for end in settled),
+        switched=settled[0].switched,
         transform=transform,
         method=method,
         adjoint=adjoint,
@@ -360,11 +350,24 @@ def case(seed: int) -> Case:
     )
 
 
+def _draw_setting(draw: Draw, model: Model, transform: Transform) -> Setting:
+    x = draw.normal(B, D)
+    xs = torch.stack((x, x + 0.1 * draw.normal(B, D)))
+    # The modules' own parameters, or others in their place.
+    moved = 0.02 if transform.name != "autograd" else 0.0
+    params = {
+        name: p.detach() * (1 + moved * draw.choose.uniform(-1, 1))
+        for name, p in model.named_parameters()
+    }
+    tangents = {name: draw.normal(*p.shape) for name, p in params.items()}
+    return Setting(params, x, xs, draw.normal(B, D), tangents, draw.normal(B, D))
+
+
 def _settled(model: Model, params: Params, x: Tensor) -> Settled | None:
     return settle(lambda run: functional_call(model, params, (x, run)), model)
 
 
 def _allowed(method: str, transform: Transform) -> bool:
-    if method in ADJOINTS or method == "reversible":  # of first order, unless torch.func is at work
+    if method in ADJOINTS or method == "reversible":  # first order, except under torch.func
         return transform.functional or transform.order == 1
     return True

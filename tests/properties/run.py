@@ -1,4 +1,4 @@
-"""Run many cases and print what became of them: `python -m tests.properties.run 2000 [first]`."""
+"""Run many cases and print their outcomes: `python -m tests.properties.run 2000 [first]`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.properties.cases import FINE, Case, case
 
 
 def rows(c: Case) -> list[str]:
-    """The rows of the table to which a case belongs."""
+    """Return the rows of the table to which a case belongs."""
     kinds = [f"piece {name}" for name in sorted(set(c.model.names))]
     kinds += [f"backward {c.method}", f"order {c.transform.order}", f"by {c.transform.name}"]
     kinds += [f"via {c.model.via}", f"start {c.model.start}"]

@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 
 from tests.properties.cases import CLEAR, FINE, METHODS, TRANSFORMS, case
-from tests.properties.grammar import PIECES, STARTS, VIAS
+from tests.properties.grammar import STARTS, VIAS
+from tests.properties.pieces import PIECES
 
 SAMPLE = 144  # eight of each transform
 ALL = 2016
@@ -52,8 +53,8 @@ def test_a_case_is_always_the_same() -> None:
     first, second = case(7), case(7)
     assert first.describe() == second.describe()
     assert first.setting.x.equal(second.setting.x)
-    ours, theirs = first.model.state_dict(), second.model.state_dict()
-    assert all(ours[name].equal(theirs[name]) for name in ours)
+    weights, others = first.model.state_dict(), second.model.state_dict()
+    assert all(weights[name].equal(others[name]) for name in weights)
 
 
 def test_a_clear_message_names_the_cause_and_the_way_out() -> None:

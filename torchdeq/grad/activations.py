@@ -1,8 +1,8 @@
-"""Saved activations under somebody's hooks: unpack each once per backward pass, not per product.
+"""Saved activations under saved-tensor hooks: unpack each once per backward pass, not per product.
 
-A checkpoint around a DEQ keeps no activation and computes all of them again whenever one is
-unpacked in a new backward pass; `save_on_cpu` copies each from the host. Every product with the
-Jacobian is a backward pass of its own, so without care a whole solve would be repeated for each.
+A checkpoint around a DEQ keeps no activation and recomputes all of them whenever one is unpacked in
+a new backward pass; `save_on_cpu` copies each from the host. Every product with the Jacobian is a
+backward pass of its own, so the hooks would repeat this work for each product.
 """
 
 from __future__ import annotations
@@ -18,53 +18,53 @@ from torch import Tensor
 from torchdeq import _torch
 
 
-class _Packed:
-    """What the hooks made of one activation."""
+class _PackedActivation:
+    """The object that the surrounding hooks return for one activation."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
 class Activations:
-    """The activations that a block saves, if hooks on saved tensors are at work around it."""
+    """The activations that a block saves, if saved-tensor hooks are active around it."""
 
     def __init__(self) -> None:
         self._hooks = _torch.saved_tensor_hooks()
-        self._packed: list[ref[_Packed]] = []
+        self._packed: list[ref[_PackedActivation]] = []
         self._unpacked: dict[int, Tensor] = {}
-        self._held = False
-        self._block = ExitStack()
+        self._keep_unpacked = False
+        self._context = ExitStack()
 
     def __enter__(self) -> None:
         if self._hooks is not None:
             hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
-            self._block.enter_context(hooks)
+            self._context.enter_context(hooks)
 
     def __exit__(self, *error: object) -> None:
-        self._block.close()
+        self._context.close()
 
     @contextmanager
     def unpacked(self) -> Iterator[None]:
-        """Enter a block in which every activation is at hand; each is released by its last use."""
+        """Keep every activation unpacked inside a block; the next use after it releases each."""
         if self._hooks is None:
             yield
             return
         alive = [packed for packed in (r() for r in self._packed) if packed is not None]
         self._unpacked = {id(packed): self._hooks[1](packed.value) for packed in alive}
-        self._held = True
+        self._keep_unpacked = True
         try:
             yield
         finally:
-            self._held = False
+            self._keep_unpacked = False
 
-    def _pack(self, t: Tensor) -> _Packed:
+    def _pack(self, t: Tensor) -> _PackedActivation:
         assert self._hooks is not None
-        packed = _Packed(self._hooks[0](t))
+        packed = _PackedActivation(self._hooks[0](t))
         self._packed.append(ref(packed))
         return packed
 
-    def _unpack(self, packed: _Packed) -> Tensor:
+    def _unpack(self, packed: _PackedActivation) -> Tensor:
         assert self._hooks is not None
-        held = self._unpacked.get if self._held else self._unpacked.pop
-        t = held(id(packed), None)
+        look_up = self._unpacked.get if self._keep_unpacked else self._unpacked.pop
+        t = look_up(id(packed), None)
         return self._hooks[1](packed.value) if t is None else t

@@ -3,25 +3,25 @@ r"""The linear system behind every implicit gradient: $u = J^\top u + g$.
 **Scaling, one rule.** The solve divides the residual of a system by the norm of the cotangent of
 that system, then compares it with the tolerance and reports it, so that a tolerance means the same
 for every loss. A system is one sample where samples are solved side by side, and the whole batch
-where they are coupled. A sample without a cotangent counts relative to the largest of its batch.
-For that the right-hand side of a whole batch is scaled to norm 1. Those of samples side by side
-stay as they are, since scaling them would make another system of samples that turn out to be
+where they are coupled. A sample whose cotangent is zero counts relative to the largest cotangent of
+its batch. The right-hand side of a whole batch is scaled to norm 1 for that. Those of samples side
+by side stay as they are, since scaling them would change a system of samples that turn out to be
 coupled: only their residuals are divided.
 
-**Coupling that nobody has declared.** One product more, with the rows of the cotangent rescaled,
-shows whether rows depend on each other. It need not show everything, so the answer is verified as
-well: a Krylov method measures the residual of its answer anyway (one that does not takes the batch
-as one system), and for a quasi-Newton method, whose answer comes from several iterates, one more
-product does. Plain iteration takes no sample apart from the others: it is right without any of this
-if all samples keep the same iterate. Without a tolerance nothing may be read from the device: there
-a Krylov method takes the batch as one system, and every other one keeps the same iterate.
+**Coupling that nobody has declared.** One additional product, with the rows of the cotangent
+rescaled, shows whether rows depend on each other. This test can miss a dependence, so the solve
+also verifies its answer. A Krylov method usually measures the residual of its answer itself; one
+that does not solves the batch as one system. A quasi-Newton method combines several iterates into
+its answer, so the solve spends one more product on the residual. Plain iteration needs no test: it
+is right for dependent samples too, if all samples return the same iterate. Without a tolerance the
+solve must not read from the device: then a Krylov method solves the batch as one system, and all
+samples of any other method return the same iterate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +31,11 @@ from torch import Tensor
 from torchdeq import _torch
 from torchdeq.coupling import Coupling
 from torchdeq.failures import BACKWARD, report_failures
+from torchdeq.grad.probing import ROUNDINGS, probe_coupling
 from torchdeq.grad.shine import Shine
 from torchdeq.linear import LinearSolution, LinearSolver, Neumann
 from torchdeq.notes import note
-from torchdeq.numbers import row_norm
+from torchdeq.numbers import row_norm, unit_rows
 from torchdeq.packed import PackedFn
 from torchdeq.packing import Packing
 from torchdeq.solver import FixedPointIter, SimpleFixedPointIter, Solver
@@ -48,11 +49,10 @@ if TYPE_CHECKING:
 
 Product = Callable[[Tensor], Tensor]
 
-_SLACK = 64  # roundings by which two products of the same rows may differ
 _LOOSE = 10  # factor by which the residual of an image may exceed that of its point
 _COUPLED = (
-    "samples depend on each other: the backward pass takes the batch as one system; coupled=True "
-    "does so in the forward pass too, and saves the products that find out"
+    "samples depend on each other: the backward pass solves the batch as one system; coupled=True "
+    "does the same in the forward pass, and saves the products that test for it"
 )
 
 
@@ -62,10 +62,10 @@ def solve_adjoint(
     """Return `u` with `u = vjp(u) + g`; call the method's writer, and report failures.
 
     Args:
-        method: solver, budget and tolerance; what to do about failures.
+        method: the solver, its budget and tolerance, and the policy for failures.
         vjp: products with the transposed Jacobian, (N, B, D) to (N, B, D).
         g: (N, B, D) cotangents of N independent batches with B samples each.
-        coupled: whether the samples of a batch depend on each other; None finds out.
+        coupled: whether the samples of a batch depend on each other; None tests for it.
         eps: the precision in which `f` computes.
     """
     n, batch, d = g.shape
@@ -82,15 +82,16 @@ def solve_adjoint(
     return u.view_as(g)
 
 
-def on_all_cotangents(
+def solve_batched_cotangents(
     solve: Callable[[Product, Tensor], Tensor], product: Product, g: Tensor
 ) -> Tensor:
-    """Solve for several cotangents at once (`is_grads_batched`): batches with one Jacobian.
+    """Solve for the several cotangents of `is_grads_batched`: N batches that share one Jacobian.
 
     Args:
-        solve: called with products on (N, B, D) and the cotangents (N, B, D).
-        product: with the transposed Jacobian, on tensors that carry the batch of cotangents.
-        g: such a tensor.
+        solve: called with a product on (N, B, D) and the cotangents (N, B, D).
+        product: the product with the transposed Jacobian, on tensors with the hidden dimension of
+            `is_grads_batched`.
+        g: the cotangents, (B, D) with that hidden dimension.
     """
     level = _torch.legacy_batch_level()
     cotangents = _torch.without_legacy_batch(g, level, 1)  # (N, B, D)
@@ -104,9 +105,10 @@ def on_all_cotangents(
 
 @dataclass(frozen=True)
 class _AdjointSystem:
-    """The systems of all batches, and the solver with its budget.
+    """The adjoint systems of all batches, with the solver and its budget.
 
-    `rows` are (N B, D), one system per sample; `batches` are (N, B D), one system per batch.
+    In the methods, `rows` are (N B, D), one system per sample; `batches` are (N, B D), one system
+    per batch.
     """
 
     solver: Solver[Any] | LinearSolver
@@ -116,8 +118,9 @@ class _AdjointSystem:
     batch: int  # samples of one batch
 
     def solve(self, g: Tensor, coupled: Coupling) -> LinearSolution:
+        """Solve for the cotangents (N, B, D), as one system or row by row."""
         krylov = isinstance(self.solver, LinearSolver)
-        g = g.contiguous()  # the cotangent of a sum is one number, repeated
+        g = g.contiguous()  # the cotangent of a sum is one expanded number
         rows, batches = g.flatten(0, 1), g.flatten(1)
         if krylov and not self.stop.max_iter:  # a linear solver starts from zero; start from g
             return replace(self, solver=FixedPointIter())._row_by_row(rows)
@@ -136,32 +139,30 @@ class _AdjointSystem:
         return self._balanced(rows) if krylov else self._row_by_row(rows)
 
     def _without_products(self, rows: Tensor) -> LinearSolution:
-        """Return `g`, the Jacobian-free gradient, for a tolerance that zero meets already."""
+        """Return `g`, the Jacobian-free gradient: even zero meets a tolerance of 1 or more."""
         one = torch.ones_like(rows[:, 0])[None]
         stats = SolverStat.from_trace(Trace(one, one, [0]), self.stop, 0, self.eps)
         return LinearSolution(rows, stats)
 
     @property
     def _can_probe(self) -> bool:
-        """Whether products may be spent on finding coupling, and the answer is verified too."""
+        """Return whether the budget allows a test for coupling, and the answer can be verified."""
         verified = not isinstance(self.solver, LinearSolver) or self.solver.confirms
         return verified and bool(self.stop.goal) and self.stop.max_iter > 3
 
     def _after_probing(self, rows: Tensor, batches: Tensor) -> LinearSolution:
         """Solve row by row, unless products show that rows depend on each other."""
-        b, size = _unit(rows)
-        factors = _factors(self.batch, b.dtype, b.device).repeat(len(batches), 1)
-        first, second = self.product(b), self.product(factors * b)
-        if _differ(second, factors * first, self.eps):
+        first, dependent = probe_coupling(self.product, rows, self.batch, self.eps)
+        if dependent:
             note(_COUPLED)
             return self._as_one_system(batches, spent=2)
         if isinstance(self.solver, LinearSolver):
-            solution = self._row_by_row(rows, first * size, spent=2)
+            solution = self._row_by_row(rows, first, spent=2)
             refuted = bool(solution.stats.failed.any())
         else:
             reserved = replace(self, stop=replace(self.stop, max_iter=self.stop.max_iter - 1))
-            solution = reserved._row_by_row(rows, first * size, spent=2, shared=False)
-            solution, refuted = self._verified(rows, solution)
+            solution = reserved._row_by_row(rows, first, spent=2, shared=False)
+            solution, refuted = self._verify(rows, solution)
         spent = solution.stats.nfe
         if refuted and spent < self.stop.max_iter:
             joint = self._as_one_system(batches, spent)
@@ -170,14 +171,17 @@ class _AdjointSystem:
                 return joint
         return solution
 
-    def _verified(self, rows: Tensor, solution: LinearSolution) -> tuple[LinearSolution, bool]:
-        """Measure the residual of a solution; return whether it refutes the reported status."""
+    def _verify(self, rows: Tensor, solution: LinearSolution) -> tuple[LinearSolution, bool]:
+        """Measure the residual of a solution; return whether it refutes the reported status.
+
+        The solution that comes back has the corrected status and residuals.
+        """
         u, stats = solution
         stats.nfe += 1
         image, scale = self.product(u) + rows, self._scales(rows)
         true, norm = row_norm(image - u) / scale, row_norm(image) / scale
         met = self.stop.measure(true, norm) <= _LOOSE * self.stop.goal
-        met |= true <= _SLACK * self.eps * norm  # rounding
+        met |= true <= ROUNDINGS * self.eps * norm  # solved up to rounding
         wrong = stats.converged & ~met
         if not bool(wrong.any()):
             return solution, False
@@ -192,9 +196,9 @@ class _AdjointSystem:
 
         Args:
             rows: the cotangent of each sample.
-            first: the product with it, if it was made among those `spent`.
+            first: the product with `rows`, if it is one of those `spent`.
             spent: products made so far.
-            shared: whether a fixed-point method keeps the same iterate for all samples.
+            shared: whether a fixed-point method returns the same iterate for all samples.
         """
         return self._run(rows, self._scales(rows), first, spent, shared)
 
@@ -206,10 +210,10 @@ class _AdjointSystem:
         return torch.where(size == 0, torch.where(largest == 0, 1.0, largest), size)
 
     def _as_one_system(self, batches: Tensor, spent: int = 0) -> LinearSolution:
-        """Solve one system per batch; its samples share one status."""
+        """Solve one system per batch; all samples of a batch get the same status."""
         if isinstance(self.solver, Shine) and self.batch > 1:
             return replace(self, solver=self.solver.without_memory())._as_one_system(batches, spent)
-        b, size = _unit(batches)
+        b, size = unit_rows(batches)
         u, stats = self._run(b, spent=spent)
         if self.batch == 1:
             return LinearSolution(u * size, stats)
@@ -218,10 +222,11 @@ class _AdjointSystem:
         return LinearSolution(u * size, SolverStat(values, nfe=stats.nfe, status=status))
 
     def _balanced(self, rows: Tensor) -> LinearSolution:
-        """Solve a batch as one system in variables of equal size, without a host read.
+        """Solve a batch as one system in variables of equal size, without reading from the device.
 
-        One Krylov space serves samples that may be independent after all. Then each of them counts
-        relative to its own cotangent, and one that is not finite must not spoil the others.
+        The samples may be independent, though they share one Krylov space here. So the residual of
+        each sample counts relative to its own cotangent, and a cotangent that is not finite does
+        not affect other samples.
         """
         finite = (row_norm(rows) < inf)[:, None]
         scale = self._scales(torch.where(finite, rows, 0.0))[:, None]
@@ -242,16 +247,16 @@ class _AdjointSystem:
         spent: int = 0,
         shared: bool = False,
     ) -> LinearSolution:
-        """Run the solver on what is left of the budget.
+        """Run the solver on the rest of the budget.
 
         Args:
             b: right-hand sides.
-            scale: (rows,) norms that residuals are divided by; None if `b` has norm 1.
-            first: the product with `b`, if it was made among those `spent`.
+            scale: (rows,) the solve divides residuals by it; None if `b` has norm 1.
+            first: the product with `b`, if it is one of those `spent`.
             spent: products made so far.
-            shared: whether a fixed-point method keeps the same iterate for all samples.
+            shared: whether a fixed-point method returns the same iterate for all samples.
         """
-        # Residuals are relative to the cotangent, where the mean over numbers would cancel.
+        # Residuals are relative to the cotangent: the mean over entries of "rms" would cancel.
         stop = replace(self.stop, max_iter=self.stop.max_iter - spent, norm="l2")
         if isinstance(self.solver, LinearSolver):
             u, stats = self.solver.solve(
@@ -259,11 +264,11 @@ class _AdjointSystem:
                 first=None if first is None else b - first, scale=scale,
             )  # fmt: skip
         else:
-            if first is not None:  # the solver asks for it, and counts it, itself
+            if first is not None:  # the solver evaluates the map there, and counts it, itself
                 stop, spent = replace(stop, max_iter=stop.max_iter + 1), spent - 1
             f = PackedFn(Packing(b), _Affine(self.product, b, first))
             f.eps = max(f.eps, self.eps)
-            solver, start = self.solver, b  # b is the image of zero, known without a product
+            solver, start = self.solver, b  # b is the image of zero and costs no product
             if isinstance(solver, Shine):
                 start = solver.start(b)
             outcome, stats = solve_packed(
@@ -288,31 +293,3 @@ class _Affine:
     def jvp(self, u: Tensor, v: Tensor) -> Tensor:
         """Return the derivative along `v`: the map is affine."""
         return self.product(v)
-
-
-def _unit(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows scaled to norm 1, and their norms as a column; a zero row stays."""
-    size = row_norm(matrix)[:, None]
-    return (matrix / torch.where(size == 0, 1.0, size)).to(matrix.dtype), size
-
-
-@cache
-def _factors(batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return (B, 1) signed powers of two, different for rows that are near each other.
-
-    Scaling a row by one of them is exact, so products of independent rows scale exactly too.
-    """
-    steps = 8 if dtype == torch.float16 else 32  # exponents that leave room for the product
-    i = torch.arange(batch)
-    kind = (i + 7 * (i // (2 * steps))) % (2 * steps)
-    signs = torch.where(kind % 2 == 0, 1.0, -1.0)
-    return (signs * 2.0 ** (kind // 2 - steps // 2)).to(device, dtype)[:, None]
-
-
-def _differ(a: Tensor, b: Tensor, eps: float) -> bool:
-    """Return whether rows differ by more than rounding; reads the device."""
-    if not a.numel():
-        return False
-    error = (a - b).abs().amax(1)
-    size = torch.maximum(a.abs().amax(1), b.abs().amax(1))
-    return bool((error > _SLACK * eps * size).any())  # never for a NaN

@@ -1,4 +1,4 @@
-"""What a backward pass is: a way to turn a solved state into a differentiable one."""
+"""The base class of backward passes: ways to turn a solved state into a differentiable one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchdeq.registry import Registry
 
 
 class NoGraph(RuntimeError):
-    """There is nothing to differentiate."""
+    """The error for an `f` that returns a tensor without a graph."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -27,14 +27,14 @@ class Backward(ABC):
 
     @abstractmethod
     def attach(self, f: PackedFn, z: Tensor) -> list[list[Tensor]]:
-        """Differentiable states from a solved one, the last of them the answer.
+        """Return differentiable states that start from a solved one; the last is the answer.
 
         Args:
-            f: the map; its parameters and whatever it closes over receive the gradient.
+            f: the map; its parameters and the tensors it closes over receive the gradient.
             z: the solved state, packed as (B, D).
 
         Returns:
-            A list of states, each a list of the tensors of the state. Under ``no_grad`` the values
+            A list of states, each a list of the tensors of the state. Under `no_grad` the values
             are the same and there is no graph.
         """
 
@@ -43,23 +43,23 @@ BACKWARDS: Registry[type[Backward]] = Registry("backward")
 
 
 def register_backward(name: str, backward: type[Backward]) -> None:
-    """Make a method of differentiation known by name, e.g. for the option ``backward``."""
+    """Register a method of differentiation under a name, e.g. for the option `backward`."""
     bases: tuple[object, ...] = getattr(backward, "__mro__", ())
     if Backward not in bases or not hasattr(backward, "__dataclass_fields__"):
         raise TypeError(f"a backward is a dataclass derived from Backward, got {backward!r}")
     BACKWARDS.register(name, backward)
 
 
-def beside(estimate: list[Tensor], attached: list[Tensor]) -> list[Tensor]:
-    """The values of ``estimate`` with the gradients of ``attached``."""
+def with_gradient_of(estimate: list[Tensor], attached: list[Tensor]) -> list[Tensor]:
+    """Return the values of `estimate` with the gradients of `attached`."""
     pairs = zip(estimate, attached, strict=True)
-    return [_Beside.apply(a, b) if b.requires_grad else a for a, b in pairs]  # type: ignore[no-untyped-call]
+    return [_BorrowedGradient.apply(a, b) if b.requires_grad else a for a, b in pairs]  # type: ignore[no-untyped-call]
 
 
-class _Beside(torch.autograd.Function):
-    """Returns the first argument and sends the cotangent into the second.
+class _BorrowedGradient(torch.autograd.Function):
+    """The identity of the first argument that sends its cotangent to the second.
 
-    What the second holds, be it a NaN, never reaches the output.
+    The value of the second argument, such as a NaN, never reaches the output.
     """
 
     generate_vmap_rule = True
@@ -81,14 +81,18 @@ class _Beside(torch.autograd.Function):
         return attached.view_as(attached)
 
 
-def unmoved_by(start: list[Tensor], z: list[Tensor]) -> list[Tensor]:
-    """The state ``z``, in whose graph the start has the gradient zero."""
+def with_zero_gradient_to(start: list[Tensor], z: list[Tensor]) -> list[Tensor]:
+    """Return the state `z`, connected to the start by a gradient of zero.
+
+    A fixed point does not depend on where its solver started, yet `torch.autograd.grad` raises for
+    a start that is not in the graph.
+    """
     start = [t for t in start if t.requires_grad]
-    return [_Unmoved.apply(t, *start) for t in z] if start else z  # type: ignore[no-untyped-call]
+    return [_ZeroGradient.apply(t, *start) for t in z] if start else z  # type: ignore[no-untyped-call]
 
 
-class _Unmoved(torch.autograd.Function):
-    """A fixed point does not depend on where its solver started."""
+class _ZeroGradient(torch.autograd.Function):
+    """The identity of the first argument whose derivative by all others is zero."""
 
     generate_vmap_rule = True
 

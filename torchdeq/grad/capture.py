@@ -1,16 +1,18 @@
-"""Records of calls of `f`, which can be repeated with other tensors as its inputs.
+"""Records of calls of `f` that can be repeated with other tensors as inputs.
 
 Exact higher derivatives, function transforms and reversible iterations call `f` again in the
 backward pass, with everything it depends on as an explicit input. A `Capture` is the record of one
-call: which differentiable tensors it used, in which state modules and random generators were. It
+call: the differentiable tensors that it used, and the state of modules and random generators. It
 never changes; `Capture.replay` repeats the call with substitutes.
 
-Control flow may depend on the state, so a record is valid at the state where it was taken. That is
-the solved state, at which every later call is made. A solve inside a function transform must know
-the inputs before it begins: `LiveFn` watches all of its calls, and raises `LateInputs` when one of
-them uses a tensor that was not seen before; the solve is then made again with that tensor.
+Control flow may depend on the state, so a record is valid only at the state of its call. That is
+the solved state, at which every later call is made. A solve inside a function transform needs the
+inputs before it begins: `TransformedFn` watches all calls of the solve, and raises `LateInputs`
+when a call uses a tensor that no earlier call has used; the caller then solves again with that
+tensor as an input.
 
-All of this works operation by operation, so a compiled `f` runs uncompiled here.
+Both modes, `Watch` and `Substitution`, see one operation at a time, so a compiled `f` runs
+uncompiled here.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from torchdeq import _torch
+from torchdeq._torch import tree_leaves
 from torchdeq.grad.substitution import (
     HiddenInput,
     InputSearch,
@@ -32,7 +34,7 @@ from torchdeq.grad.substitution import (
     resolved,
     substituted,
 )
-from torchdeq.grad.watching import Inputs, Watch, differentiable
+from torchdeq.grad.watching import Inputs, Watch, is_differentiable
 from torchdeq.modules import ModuleState, reachable_parameters, scripted
 from torchdeq.packed import PackedFn
 from torchdeq.randomness import Randomness
@@ -41,14 +43,14 @@ from torchdeq.tracing import eagerly
 
 @dataclass(frozen=True)
 class Capture:
-    """One call of `f` and everything that it depended on.
+    """The record of one call of `f` and of everything that the call depended on.
 
     Args:
         f: the packed map.
-        tensors: the differentiable tensors that `f` may use and did not make.
-        used: identities of those that this call did use; a repeated call uses them again.
-        modules: the modules that `f` reaches, as the call left them.
-        randomness: the state of the random generators before the call, if it drew numbers.
+        tensors: the differentiable tensors that `f` may use and does not compute.
+        used: ids of the tensors that this call used; a repeated call must use them again.
+        modules: the state of the modules that `f` reaches, after the call.
+        randomness: the state of the random generators before the call, if the call used them.
     """
 
     f: PackedFn
@@ -59,25 +61,25 @@ class Capture:
 
     @property
     def inputs(self) -> list[Tensor]:
-        """Return the tensors as autograd sees them: inside another replay, its substitutes."""
+        """Return the tensors as autograd sees them: inside another replay, their substitutes."""
         return [resolved(t) for t in self.tensors.values()]
 
     def replay(self, *c: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return `z -> f(z)`, the captured call with the tensors `c` as its inputs."""
+        """Return the map `z -> f(z)` of the captured call, with the tensors `c` as inputs."""
         substitutes = dict(zip(self.tensors, c, strict=True))
         f = substituted(self.f, substitutes)
 
         def call(z: Tensor) -> Tensor:
             substitution = Substitution(substitutes)
-            with self.repeated(substitutes), substitution:
+            with self.restored(substitutes), substitution:
                 fz = f(z)
             if substitution.hidden is not None:
                 raise HiddenInput(substitution.hidden)
             if not self.used <= substitution.used:
                 raise RuntimeError(
-                    "f does not use the tensors of the forward pass any more when it is called "
-                    "again in the backward pass: one that it closes over was replaced; pass it to "
-                    "f through args, or use implicit differentiation without higher_order"
+                    "f does not use the same tensors in the backward pass as in the forward pass: "
+                    "a tensor that it closes over was replaced; pass it to f through args, or use "
+                    "implicit differentiation without higher_order"
                 )
             raise_for_hidden_inputs(fz, (z, *c, *substitution.leaves))
             return fz
@@ -85,11 +87,11 @@ class Capture:
         return call
 
     @contextmanager
-    def repeated(self, substitutes: Inputs | None = None) -> Iterator[None]:
-        """Enter a block that sees modules and random numbers as the captured call saw them.
+    def restored(self, substitutes: Inputs | None = None) -> Iterator[None]:
+        """Restore the modules and the random numbers of the captured call for a block.
 
         Args:
-            substitutes: tensors that modules have in the place of their own.
+            substitutes: tensors to replace those of the modules, by the ids of the latter.
         """
         random = nullcontext() if self.randomness is None else self.randomness.replayed()
         with self.modules.restored("none", replaced=substitutes), random, eagerly():
@@ -99,7 +101,7 @@ class Capture:
 def capture(f: PackedFn, z: Tensor) -> tuple[Tensor, Capture]:
     """Return `f(z)`, computed without a graph, and the record of this call."""
     fz, inputs, randomness = observe(f, z)
-    # The modules after the call: with the masks that it has drawn.
+    # The modules after the call: they keep the masks that the call has drawn.
     return fz, Capture(f, inputs, frozenset(inputs), ModuleState(f.f), randomness)
 
 
@@ -107,26 +109,26 @@ def observe(f: PackedFn, z: Tensor) -> tuple[Tensor, Inputs, Randomness | None]:
     """Return `f(z)` without a graph, the inputs of this call, and its randomness if any."""
     refuse_scripted(f)
     before = Randomness(z.device)
-    fz, watch = _watched(f, z)
+    fz, watch = _watch_call(f, z)
     randomness = before if before.used else None
     inputs = watch.inputs
-    if watch.nested:  # tensors that f's own differentiation makes differ in every call
-        with Capture(f, {}, frozenset(), ModuleState(f.f), randomness).repeated():
-            inputs = watch.in_both(_watched(f, z)[1])
+    if watch.nested:  # the tensors of a differentiation inside f are new in every call
+        with Capture(f, {}, frozenset(), ModuleState(f.f), randomness).restored():
+            inputs = watch.common_inputs(_watch_call(f, z)[1])
     return fz, inputs, randomness
 
 
 def rehearse(f: PackedFn, z: Tensor) -> Inputs:
-    """Return the inputs of a trial call, which leaves running statistics alone.
+    """Return the inputs of a trial call that does not change running statistics.
 
-    Parameters of reachable modules and tensors in `args` belong to them whether or not this call
-    uses them. Random numbers are spent: a mask that a module keeps from this call would otherwise
-    be drawn again by the next one.
+    The inputs include the parameters of reachable modules and the tensors in `args`, whether or not
+    this call uses them. The random generators advance: otherwise the next call would draw again a
+    mask that a module keeps from this call.
     """
     with ModuleState(f.f).restored("none"):
         inputs = observe(f, z)[1]
     others = (*tree_leaves(f.args), *reachable_parameters(f.f).values())
-    return {id(t): t for t in others if isinstance(t, Tensor) and differentiable(t)} | inputs
+    return {id(t): t for t in others if isinstance(t, Tensor) and is_differentiable(t)} | inputs
 
 
 def refuse_scripted(f: PackedFn) -> None:
@@ -140,18 +142,18 @@ def refuse_scripted(f: PackedFn) -> None:
 
 
 class LateInputs(Exception):
-    """A call of `f` used inputs that no earlier call had used."""
+    """The error for a call of `f` that used inputs which no earlier call had used."""
 
     def __init__(self, inputs: Inputs) -> None:
         super().__init__("f used tensors that its earlier calls did not use")
         self.inputs = inputs
 
 
-class LiveFn:
-    """`f` during a solve inside a transform: replaces its inputs and searches for further ones.
+class TransformedFn:
+    """`f` during a solve inside a function transform, with substitutes for its inputs.
 
-    The solver sees plain tensors. A tensor of the transform among the operands of `f`, or one with
-    a tangent, is an input that no earlier call has used.
+    The solver computes with plain tensors. So an operand that belongs to the transform, or has a
+    tangent, is an input that no earlier call has used; such a call raises `LateInputs`.
 
     Args:
         f: the packed map.
@@ -163,7 +165,7 @@ class LiveFn:
         self._substitutes = dict(zip(inputs, c, strict=True))
         self._f = substituted(f, self._substitutes)
         self._modules = ModuleState(f.f)
-        self.used: frozenset[int] = frozenset()  # of the latest call
+        self.used: frozenset[int] = frozenset()  # ids of the inputs that the latest call used
 
     def __call__(self, z: Tensor) -> Tensor:
         before = Randomness(z.device)
@@ -171,23 +173,27 @@ class LiveFn:
         modules = self._modules.exchanged(self._substitutes)
         with modules, eagerly(), search:
             fz = self._f(z)
-        if search.unknown:
-            self._raise_if_used_again(search.unknown, z, before)
+        if search.new_inputs:
+            self._raise_if_used_again(search.new_inputs, z, before)
         self.used = frozenset(search.used)
         return fz
 
-    def _raise_if_used_again(self, unknown: Inputs, z: Tensor, before: Randomness) -> None:
-        """Raise `LateInputs` for inputs; tensors that `f` itself makes differ in every call."""
-        again = InputSearch(self._substitutes, z)
+    def _raise_if_used_again(self, new_inputs: Inputs, z: Tensor, before: Randomness) -> None:
+        """Raise `LateInputs` for tensors that a second call uses too.
+
+        Tensors that `f` computes itself differ between calls, so they do not count.
+        """
+        second = InputSearch(self._substitutes, z)
         modules = ModuleState(self._f.f).restored("none", replaced=self._substitutes)
-        with modules, before.replayed(), eagerly(), again:
+        with modules, before.replayed(), eagerly(), second:
             self._f(z)
-        late = {key: t for key, t in unknown.items() if key in again.unknown}
+        late = {key: t for key, t in new_inputs.items() if key in second.new_inputs}
         if late:
             raise LateInputs(late)
 
 
-def _watched(f: PackedFn, z: Tensor) -> tuple[Tensor, Watch]:
+def _watch_call(f: PackedFn, z: Tensor) -> tuple[Tensor, Watch]:
+    """Return `f(z)` without a graph, and the mode that watched the call."""
     watch = Watch(z)
     with torch.no_grad(), _torch.forward_mode(False), eagerly(), watch:
         return f(z), watch

@@ -1,7 +1,7 @@
 """Fixed points as operators with explicit inputs, for exact derivatives of every order.
 
-`grad/explicit.py` differentiates an operator; here are the operators: an equilibrium that was
-solved already, and one that is solved inside a function transform.
+`grad/explicit.py` differentiates any operator. This file defines two: an equilibrium that is
+solved already, and one that a solve inside a function transform computes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from torchdeq._torch import function_transforms_active, is_legacy_batched
-from torchdeq.grad.adjoint import on_all_cotangents, solve_adjoint
+from torchdeq.grad.adjoint import solve_adjoint, solve_batched_cotangents
 from torchdeq.grad.base import Backward
-from torchdeq.grad.capture import Capture, LateInputs, LiveFn, capture
+from torchdeq.grad.capture import Capture, LateInputs, TransformedFn, capture
 from torchdeq.grad.explicit import Map, root
 from torchdeq.grad.implicit import Implicit, coupling_of
 from torchdeq.grad.watching import Inputs
@@ -33,10 +33,10 @@ def attach_exactly(method: Implicit, f: PackedFn, z: Tensor) -> list[Tensor]:
     z = z.detach()
     fz, record = capture(f, z)
     if not any(t.requires_grad for t in record.inputs):
-        with torch.enable_grad():  # raises if there are inputs that could not be seen
+        with torch.enable_grad():  # raises if f has inputs that `capture` could not see
             record.replay(*record.inputs)(z.clone().requires_grad_())
         return f.packing.split(fz)
-    z = root(_Solved(record, method, fz, z), z, *record.inputs)
+    z = root(_SolvedEquilibrium(record, method, fz, z), z, *record.inputs)
     return f.packing.split(z.clone())  # the caller may write into it
 
 
@@ -50,21 +50,22 @@ def solve_with_all_inputs(
 ) -> tuple[Tensor, SolverStat, Inputs]:
     """Solve inside a function transform; everything that `f` uses becomes an explicit input.
 
-    If a call on the way uses a tensor that no call used before, solve again with it.
+    If a call of `f` uses a tensor that no earlier call has used, the solve starts again with that
+    tensor as an input.
 
     Args:
         f: the packed map.
-        start: (B, D).
-        solve: solves a map of rows.
+        start: the first iterate, (B, D).
+        solve: solves for the fixed point of a map of rows.
         backward: implicit differentiation, or a method that attaches its own graph afterwards.
-        inputs: the inputs of `f` known so far.
+        inputs: the inputs that earlier calls of `f` have used.
         keep_estimate: return the solver's estimate instead of its image.
 
     Returns:
         The solved state, the statistics of the solve, and all inputs of `f`.
     """
     while True:
-        F = _Transformed(f, solve, backward, inputs, keep_estimate)
+        F = _TransformedEquilibrium(f, solve, backward, inputs, keep_estimate)
         tensors = list(inputs.values())
         if not F.implicit:
             tensors = [t.detach() for t in tensors]
@@ -75,16 +76,16 @@ def solve_with_all_inputs(
 
 
 class _ImplicitOperator:
-    """An operator whose adjoint and tangent systems are solved as `Implicit` says."""
+    """An operator whose adjoint and tangent systems an `Implicit` method solves."""
 
     def __init__(self, f: PackedFn, method: Implicit) -> None:
         self.f, self.method = f, method
         self.functional = function_transforms_active()
 
     def solve_affine(self, product: Map, g: Tensor) -> Tensor:
-        """Return `u = A u + g` where `product(u) = A u`; `vmap` may have added dimensions."""
+        """Return `u = A u + g` where `product(u)` is `A u`; `vmap` may have added dimensions."""
         if is_legacy_batched(g):
-            return on_all_cotangents(self.solve_affine, product, g)
+            return solve_batched_cotangents(self.solve_affine, product, g)
         problems = g.reshape(prod(g.shape[:-2]), *g.shape[-2:])
         u = solve_adjoint(
             self.method, lambda u: product(u.view(g.shape)).view(problems.shape), problems,
@@ -93,24 +94,22 @@ class _ImplicitOperator:
         return u.view(g.shape)
 
 
-class _Solved(_ImplicitOperator):
-    """The operator of an equilibrium that is known, with the record of a call there."""
+class _SolvedEquilibrium(_ImplicitOperator):
+    """The operator of an equilibrium that is solved already, with the record of a call there."""
 
     def __init__(self, record: Capture, method: Implicit, fz: Tensor, z: Tensor) -> None:
         super().__init__(record.f, method)
-        self.make, self._solution = record.replay, (fz, z)
-
-    def live(self, *c: Tensor) -> Map:
-        return self.make(*c)
+        self.map_to_solve = self.map_to_differentiate = record.replay
+        self._solution = (fz, z)
 
     def solve(self, f: Map, z0: Tensor) -> tuple[Tensor, ...]:
         return self._solution
 
 
-class _Transformed(_ImplicitOperator):
-    """The operator of an equilibrium inside a function transform, which `solve` computes."""
+class _TransformedEquilibrium(_ImplicitOperator):
+    """The operator of an equilibrium inside a function transform; `solve` computes the state."""
 
-    record: Capture  # of the call at the solved state
+    record: Capture  # the record of the call at the solved state, which `solve` makes
 
     def __init__(
         self, f: PackedFn, solve: RowSolve, backward: Backward, inputs: Inputs, keep_estimate: bool
@@ -121,11 +120,11 @@ class _Transformed(_ImplicitOperator):
         self._solve = solve
         self._used: frozenset[int] = frozenset()
 
-    def make(self, *c: Tensor) -> Map:
+    def map_to_differentiate(self, *c: Tensor) -> Map:
         return self.record.replay(*c)
 
-    def live(self, *c: Tensor) -> Map:
-        f = LiveFn(self.f, self.inputs, c)
+    def map_to_solve(self, *c: Tensor) -> Map:
+        f = TransformedFn(self.f, self.inputs, c)
 
         def call(z: Tensor) -> Tensor:
             fz = f(z)

@@ -1,8 +1,8 @@
 """Implicit differentiation with explicit inputs: exact at every order, in both modes.
 
-A fixed point `z = F(z, *c)` is a Function of `c` whose derivative is another fixed point of the
-same kind, that of the adjoint or tangent system. Differentiating it again is the same Function once
-more, so nothing special happens at higher orders.
+A fixed point `z = F(z, *c)` is an `autograd.Function` of `c`. Its derivative is another fixed point
+of the same kind, that of the adjoint or tangent system, and calls the same Function. So higher
+orders need no further code.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ Map = Callable[[Tensor], Tensor]
 
 
 class Operator(Protocol):
-    """`F(z, *c)` with a way to find its fixed point, and those of its derivatives."""
+    """A map `F(z, *c)` that can solve for its fixed point and for those of its derivatives."""
 
-    functional: bool  # whether it was made inside a `torch.func` transform
+    functional: bool  # whether the operator was created inside a `torch.func` transform
 
     def solve(self, f: Map, z0: Tensor) -> tuple[Tensor, ...]:
         """Return the fixed point of `f`, preceded by its image if that is the answer.
 
-        Everything is a plain tensor here, of the shape (..., D).
+        All tensors are plain here, of shape (..., D).
         """
 
     def solve_affine(self, product: Map, g: Tensor) -> Tensor:
         """Return the fixed point of `A v + g` where `product(v) = A v`."""
 
-    def live(self, *c: Tensor) -> Map:
-        """Return `z -> F(z, *c)` as the solve calls it; of an affine map the linear part."""
+    def map_to_solve(self, *c: Tensor) -> Map:
+        """Return `z -> F(z, *c)` as `solve` takes it; for an affine map, its linear part."""
 
-    def make(self, *c: Tensor) -> Map:
-        """Return `z -> F(z, *c)` as it is differentiated, at the solved state."""
+    def map_to_differentiate(self, *c: Tensor) -> Map:
+        """Return `z -> F(z, *c)` to be called and differentiated at the solved state."""
 
 
 def root(F: Operator, z0: Tensor, *c: Tensor) -> Tensor:
     """Return the fixed point of `F(., *c)`, or its image, differentiable in `c`."""
     if not torch.is_grad_enabled() and not _torch.transforms_active():
-        return F.solve(F.live(*c), z0)[0]
+        return F.solve(F.map_to_solve(*c), z0)[0]
     z: Tensor = _Root.apply(F, z0, *c)[0]  # type: ignore[no-untyped-call]
     return z
 
@@ -52,41 +52,37 @@ def root(F: Operator, z0: Tensor, *c: Tensor) -> Tensor:
 def _vjp(
     functional: bool, f: Callable[..., Any], *inputs: Tensor, context: Iterable[Tensor] = ()
 ) -> Callable[[Any], tuple[Tensor, ...]]:
-    """Return products of cotangents with the Jacobian of `f`.
+    """Return a function that multiplies cotangents by the Jacobian of `f`.
 
     Function transforms must not be mixed with plain autograd, and plain autograd also
-    differentiates what transforms cannot: an `f` with `torch.autograd.grad` or a checkpoint inside.
+    differentiates maps that transforms cannot: an `f` with `torch.autograd.grad` or a checkpoint
+    inside.
 
     Args:
         functional: whether `f` belongs to a function transform, which may have ended by now.
         f: a function of the inputs.
-        *inputs: where to linearise.
-        context: what else `f` depends on.
+        *inputs: the point of linearisation.
+        context: further tensors that `f` depends on.
     """
     if functional or _torch.function_transforms_active():
         return _functional_vjp(f, *inputs)
-    # Aliases: one input may have been computed from another, and both are independent here.
-    attached = torch.is_grad_enabled()
     differentiable = any(t.requires_grad for t in (*inputs, *context))
+    aliases = _independent_aliases(inputs)
     with torch.enable_grad():
-        aliases = [
-            t.view_as(t) if attached and t.requires_grad else t.detach().requires_grad_()
-            for t in inputs
-        ]
         out = f(*aliases)
     outs: tuple[Tensor, ...] = out if isinstance(out, tuple) else (out,)
-    reached = [i for i, t in enumerate(outs) if t.requires_grad]
-    if aliases and not reached:
+    attached = [i for i, t in enumerate(outs) if t.requires_grad]
+    if aliases and not attached:
         raise NoGraph
 
     def product(v: Any) -> tuple[Tensor, ...]:
         if not aliases:
             return ()
         cotangents = v if isinstance(v, tuple) else (v,)
-        again = differentiable or any(t.requires_grad for t in cotangents)
+        create_graph = differentiable or any(t.requires_grad for t in cotangents)
         grads: tuple[Tensor, ...] = torch.autograd.grad(
-            [outs[i] for i in reached], aliases, [cotangents[i] for i in reached],
-            retain_graph=True, create_graph=again and torch.is_grad_enabled(),
+            [outs[i] for i in attached], aliases, [cotangents[i] for i in attached],
+            retain_graph=True, create_graph=create_graph and torch.is_grad_enabled(),
             materialize_grads=True, allow_unused=True,
         )  # fmt: skip
         return grads
@@ -94,7 +90,22 @@ def _vjp(
     return product
 
 
+def _independent_aliases(inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    """Return aliases of the inputs to differentiate by; none is computed from another.
+
+    An input may have been computed from another one. An alias keeps the graph of its input if the
+    grad mode is on.
+    """
+    connect = torch.is_grad_enabled()
+    with torch.enable_grad():
+        return [
+            t.view_as(t) if connect and t.requires_grad else t.detach().requires_grad_()
+            for t in inputs
+        ]
+
+
 def _functional_vjp(f: Callable[..., Any], *inputs: Tensor) -> Callable[[Any], tuple[Tensor, ...]]:
+    """Return `torch.func.vjp` of `f`, with a clear error for activations saved through hooks."""
     try:
         vjp: Callable[[Any], tuple[Tensor, ...]] = torch.func.vjp(f, *inputs)[1]
     except RuntimeError as error:
@@ -117,66 +128,69 @@ class _AdjointMap:
     def solve(self, f: Map, z0: Tensor) -> tuple[Tensor, ...]:
         return (self.solve_affine(f, z0),)
 
-    def live(self, *inputs: Tensor) -> Map:
+    def map_to_solve(self, *inputs: Tensor) -> Map:
         _, z, *c = inputs
-        vjp = _vjp(self.functional, self.F.make(*c), z, context=c)
+        vjp = _vjp(self.functional, self.F.map_to_differentiate(*c), z, context=c)
         return lambda v: vjp(v)[0]
 
-    def make(self, *inputs: Tensor) -> Map:
-        product = self.live(*inputs)
+    def map_to_differentiate(self, *inputs: Tensor) -> Map:
+        product = self.map_to_solve(*inputs)
         return lambda v: product(v) + inputs[0]
 
 
 class _TangentMap(_AdjointMap):
     r"""The map $u \mapsto J u + t$ with inputs `(t, z, *c)`.
 
-    $J u$ is the adjoint of $v \mapsto J^\top v$: forward mode would be nested inside the level at
-    work.
+    $J u$ is computed as the adjoint of $v \mapsto J^\top v$: forward mode would be nested inside
+    the current level of forward mode.
     """
 
-    def live(self, *inputs: Tensor) -> Map:
+    def map_to_solve(self, *inputs: Tensor) -> Map:
         _, z, *c = inputs
-        vjp = _vjp(self.functional, self.F.make(*c), z, context=c)
+        vjp = _vjp(self.functional, self.F.map_to_differentiate(*c), z, context=c)
         jvp = _vjp(self.functional, lambda v: vjp(v)[0], torch.zeros_like(z), context=(z, *c))
         return lambda u: jvp(u)[0]
 
 
-class _Batched:
-    """The operator under `vmap`: the solver sees one more batch dimension, and plain tensors."""
+class _BatchedOperator:
+    """An operator under `vmap`: the solver sees plain tensors with one more batch dimension."""
 
     def __init__(self, F: Operator, dims: tuple[int | None, ...], randomness: str) -> None:
         self.F, self.dims, self.randomness = F, dims, randomness
         self.functional = F.functional
         self.solve, self.solve_affine = F.solve, F.solve_affine
 
-    def live(self, *c: Tensor) -> Map:
-        return self._over(self.F.live, c)
+    def map_to_solve(self, *c: Tensor) -> Map:
+        return self._vectorized(self.F.map_to_solve, c)
 
-    def make(self, *c: Tensor) -> Map:
-        return self._over(self.F.make, c)
+    def map_to_differentiate(self, *c: Tensor) -> Map:
+        return self._vectorized(self.F.map_to_differentiate, c)
 
-    def _over(self, make: Callable[..., Map], c: tuple[Tensor, ...]) -> Map:
+    def _vectorized(self, map_of: Callable[..., Map], c: tuple[Tensor, ...]) -> Map:
         def call(z: Tensor, *c: Tensor) -> Tensor:
-            return make(*c)(z)
+            return map_of(*c)(z)
 
         batched = torch.func.vmap(call, (0, *self.dims), randomness=self.randomness)
         return lambda z: batched(z, *c)
 
 
 class _Root(torch.autograd.Function):
-    """The solved state, or its image and the state: both have the same derivative."""
+    """The Function of the solved state alone, or of its image and the state.
+
+    Both outputs have the same derivative.
+    """
 
     @staticmethod
     def forward(F: Operator, z0: Tensor, *c: Tensor) -> tuple[Tensor, ...]:
         with _torch.forward_mode(False):
-            return tuple(t.clone() for t in F.solve(F.live(*c), z0))
+            return tuple(t.clone() for t in F.solve(F.map_to_solve(*c), z0))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.F, _, *c = inputs
         ctx.outputs = len(output)
         ctx.set_materialize_grads(False)
-        # The state is a saved output, hence attached: the recursion below is exact.
+        # The state is a saved output, so it is attached and the recursion below is exact.
         ctx.save_for_backward(output[-1], *c)
         ctx.save_for_forward(output[-1], *c)
 
@@ -184,20 +198,20 @@ class _Root(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         z, *c = ctx.saved_tensors
         F: Operator = ctx.F
-        given = [g for g in cotangents if g is not None]
-        if not given:
+        defined = [g for g in cotangents if g is not None]
+        if not defined:
             return None, None, *([None] * len(c))
-        g = given[0] if len(given) == 1 else given[0] + given[1]
+        g = defined[0] if len(defined) == 1 else defined[0] + defined[1]
         u = root(_AdjointMap(F), g, g, z, *c)
         needed = [i for i in range(len(c)) if ctx.needs_input_grad[2 + i]]
 
-        def of_needed(*chosen: Tensor) -> Tensor:
+        def f_of_needed(*chosen: Tensor) -> Tensor:
             inputs = list(c)
             for i, t in zip(needed, chosen, strict=True):
                 inputs[i] = t
-            return F.make(*inputs)(z)
+            return F.map_to_differentiate(*inputs)(z)
 
-        vjp = _vjp(F.functional, of_needed, *(c[i] for i in needed), context=(z, *c))
+        vjp = _vjp(F.functional, f_of_needed, *(c[i] for i in needed), context=(z, *c))
         grads: list[Tensor | None] = [None] * len(c)
         for i, grad in zip(needed, vjp(u), strict=True):
             grads[i] = grad
@@ -216,9 +230,10 @@ class _Root(torch.autograd.Function):
             dc = [_torch.without_level(t, level) for t in dc]
         else:
             z, *c = (forward_ad.unpack_dual(t).primal for t in (z, *c))
-        # Lower levels of torch.func go on tracking; a plain level must not see its own tangent.
+        # Lower levels of torch.func must go on tracking; a dual level must not see its own tangent.
         with _torch.forward_mode(functional):
-            vjp = _vjp(F.functional, lambda *inputs: F.make(*inputs)(z), *c, context=(z,))
+            f_of_c = lambda *inputs: F.map_to_differentiate(*inputs)(z)  # noqa: E731
+            vjp = _vjp(F.functional, f_of_c, *c, context=(z,))
             t = _vjp(F.functional, vjp, torch.zeros_like(z), context=(z, *c))(tuple(dc))[0]
             u = root(_TangentMap(F), t, t, z, *c)
         return u if ctx.outputs == 1 else (u, u.clone())
@@ -229,6 +244,6 @@ class _Root(torch.autograd.Function):
     ) -> tuple[tuple[Tensor, ...], Any]:
         _, z_dim, *dims = in_dims
         z0 = z0.expand(info.batch_size, *z0.shape) if z_dim is None else z0.movedim(z_dim, 0)
-        batched = _Batched(F, tuple(dims), info.randomness)
+        batched = _BatchedOperator(F, tuple(dims), info.randomness)
         out: tuple[Tensor, ...] = _Root.apply(batched, z0, *c)  # type: ignore[no-untyped-call]
         return out, (0,) * len(out)

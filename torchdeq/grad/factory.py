@@ -1,4 +1,4 @@
-"""Backward passes from names and options."""
+"""The construction of backward passes from names and options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Writer = Callable[[SolverStat], object]
 
 
 def make_adjoint_solver(name: str, options: Mapping[str, Any]) -> Solver[Any] | LinearSolver:
-    """A solver for the backward pass: any fixed-point solver, or a linear one."""
+    """Return a solver for the backward pass by its name: a fixed-point solver or a linear one."""
     if name in LINEAR:
         return build(LINEAR[name], f"linear solver {name!r}", options)
     if name not in SOLVERS:
@@ -29,12 +29,12 @@ def make_adjoint_solver(name: str, options: Mapping[str, Any]) -> Solver[Any] | 
 
 
 def make_backwards(config: DEQConfig, n: int, writer: Writer | None = None) -> list[Backward]:
-    """One backward for each of ``n`` states: the chosen one for the last, phantom for the others.
+    """Return a backward for each of `n` states: phantom, but for the last state the chosen one.
 
     Args:
-        config: the options; ``grad`` holds one number of steps, or one per state.
-        n: states. If there are fewer than numbers in ``grad``, the last numbers count.
-        writer: receives the statistics of an implicit backward solve.
+        config: the options; `grad` is one number of steps, or one per state.
+        n: the number of states. If `grad` has more numbers, the last `n` of them count.
+        writer: called with the statistics of an implicit backward solve.
     """
     steps = config.grad * n if len(config.grad) == 1 else config.grad
     if len(steps) < n:
@@ -53,11 +53,14 @@ def make_backwards(config: DEQConfig, n: int, writer: Writer | None = None) -> l
         )
         for k in steps[-n:]
     ]
-    backwards[-1] = _last(config, steps[-1], backwards[-1], writer)
+    backwards[-1] = _last_backward(config, steps[-1], backwards[-1], writer)
     return backwards
 
 
-def _last(config: DEQConfig, steps: int, phantom: Backward, writer: Writer | None) -> Backward:
+def _last_backward(
+    config: DEQConfig, steps: int, phantom: Backward, writer: Writer | None
+) -> Backward:
+    """Return the backward of the last state, which the options choose."""
     if config.implicit:
         return Implicit(
             solver=make_adjoint_solver(config.b_solver, config.b_solver_kwargs),
@@ -70,8 +73,8 @@ def _last(config: DEQConfig, steps: int, phantom: Backward, writer: Writer | Non
     if config.backward in ("auto", "phantom"):
         return phantom
     if config.backward == "reversible":
-        # 1, the default of the option, cannot be reversed.
+        # The default of the option, tau = 1, cannot be reversed.
         return Reversible() if config.tau == 1 else Reversible(tau=config.tau)
     kind = BACKWARDS[config.backward]
-    known = {**vars(config), "grad": steps}
-    return kind(**{f.name: known[f.name] for f in fields(kind) if f.name in known})  # type: ignore[arg-type]
+    options = {**vars(config), "grad": steps}
+    return kind(**{f.name: options[f.name] for f in fields(kind) if f.name in options})  # type: ignore[arg-type]

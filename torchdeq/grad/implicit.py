@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from torchdeq import _torch
+from torchdeq._torch import tree_map
 from torchdeq.coupling import Coupling
 from torchdeq.failures import check_policy
 from torchdeq.grad.activations import Activations
-from torchdeq.grad.adjoint import on_all_cotangents, solve_adjoint
+from torchdeq.grad.adjoint import solve_adjoint, solve_batched_cotangents
 from torchdeq.grad.base import BACKWARDS, Backward, NoGraph
 from torchdeq.grad.shine import Shine
 from torchdeq.linear import GMRES, LinearSolver
@@ -38,26 +38,28 @@ STARTS = ("zeros", "shine")
 class Implicit(Backward):
     r"""Gradient by the implicit function theorem.
 
-    At :math:`z^\star = f(z^\star, \theta)` a cotangent :math:`g` of :math:`z^\star` becomes
+    At $z^\star = f(z^\star, \theta)$, a loss $\ell$ with the cotangent $g$ of $z^\star$ has the
+    gradient
 
-    .. math:: u = J^\top u + g, \qquad
-              \frac{d\ell}{d\theta} = \frac{\partial f}{\partial \theta}^\top u
+    $$\frac{d\ell}{d\theta} = \left(\frac{\partial f}{\partial \theta}\right)^\top u,
+    \qquad u = J^\top u + g$$
 
-    The tolerance is relative to :math:`|g|` (see ``grad/adjoint.py``), so it means the same for
-    every loss. One call of ``f`` with a graph at the solved state serves every product with
-    :math:`J^\top`; memory does not depend on the steps of either solve, and ``f`` is not run again
-    in the backward pass, unless it is compiled: then once, without its parameters.
+    with the Jacobian $J$ of $f$ in $z$. The tolerance is relative to $|g|$ (see
+    `grad/adjoint.py`), so it means the same for every loss. One call of `f` with a graph at the
+    solved state serves every product with $J^\top$. Memory does not depend on the number of steps
+    of either solve. The backward pass does not call `f`; only a compiled `f` is called once more,
+    without its parameters.
 
     Args:
         solver: any fixed-point or linear solver.
         stop: budget of products and tolerance of the backward solve.
-        higher_order: make the gradient itself differentiable, exactly and any number of times, at
-            the price of evaluating ``f`` again in the backward pass. Under ``torch.func``
-            transforms and in forward mode this is so in any case.
+        higher_order: make the gradient itself differentiable, exactly and any number of times; the
+            backward pass then evaluates `f` again. `torch.func` transforms and forward mode always
+            compute this way.
         writer: called once per backward pass with the statistics of its solve.
         on_failure: ignore, warn or raise if the backward solve fails for some samples; auto warns.
-        init: ``"zeros"``, or ``"shine"`` to start from the inverse Jacobian of the forward solve;
-            both solves must be Broyden's.
+        init: `"zeros"`, or `"shine"` to start from the inverse Jacobian of the forward solve; both
+            solves must be Broyden's.
     """
 
     solver: Solver[Any] | LinearSolver = field(default_factory=GMRES)
@@ -80,12 +82,16 @@ class Implicit(Backward):
             raise ValueError("init='shine' works for gradients of first order: drop higher_order")
 
     def with_memory(self, memory: object) -> Implicit:
-        """Return the method with what the forward solver remembers, if `init` asks for that."""
+        """Return the method with the forward solver's inverse Jacobian, if `init` is "shine".
+
+        Args:
+            memory: the memory of the forward solver after its solve.
+        """
         if self.init == "zeros" or not torch.is_grad_enabled():
             return self
         if not isinstance(self.solver, Broyden) or not isinstance(memory, Secant):
-            return self  # the start was within the tolerance: the solver learnt nothing
-        return replace(self, solver=Shine.after(self.solver, memory.H), init="zeros")
+            return self  # the start met the tolerance: the solver has made no update
+        return replace(self, solver=Shine.from_rule(self.solver, memory.H), init="zeros")
 
     def attach(self, f: PackedFn, z: Tensor) -> list[list[Tensor]]:
         split = f.packing.split
@@ -98,18 +104,19 @@ class Implicit(Backward):
             fz = f(h)
         if not fz.requires_grad:
             raise NoGraph
-        leads_on, compiled = _survey(fz, h)
-        if not leads_on:
+        has_inputs, compiled = _inspect_graph(fz, h)
+        if not has_inputs:
             return [split(fz.detach())]
-        again = _Again(f, before) if before is not None and compiled else None
-        call = _AttachedCall(self, f.eps, coupling_of(f), activations, again)
+        second_call = _SecondCall(f, before) if before is not None and compiled else None
+        call = _AttachedCall(self, f.eps, coupling_of(f), activations, second_call)
         return [split(_ImplicitGradient.apply(fz, h, call))]  # type: ignore[no-untyped-call]
 
 
 def coupling_of(f: PackedFn) -> Coupling:
-    """Return what is known about the coupling of samples before any product is made.
+    """Return the declared coupling of samples, or else the coupling that is visible in `f`.
 
-    A state of single numbers is one vector; batch normalisation in training mixes the batch.
+    A state with one number per sample is one vector; batch normalisation in training mixes the
+    samples. None leaves the test to the backward solve.
     """
     if f.coupled is not None:
         return f.coupled
@@ -118,16 +125,16 @@ def coupling_of(f: PackedFn) -> Coupling:
 
 @dataclass(frozen=True)
 class _AttachedCall:
-    """What the backward pass needs beside the graph of the attached call."""
+    """The data of a call of `f` with a graph that its backward pass needs."""
 
     method: Implicit
     eps: float
     coupled: Coupling
     activations: Activations
-    again: _Again | None
+    second_call: _SecondCall | None
 
     def adjoint(self, fz: Tensor, h: Tensor, g: Tensor) -> Tensor:
-        """Return `u` with `u = J^T u + g`, for (B, D) or several cotangents at once."""
+        """Return `u` with `u = J^T u + g`, for one cotangent (B, D) or several at once."""
 
         def vjp(u: Tensor) -> Tensor:
             (product,) = torch.autograd.grad(fz, h, u, retain_graph=True, allow_unused=True)
@@ -136,12 +143,12 @@ class _AttachedCall:
         solve = partial(solve_adjoint, self.method, coupled=self.coupled, eps=self.eps)
         with self.activations.unpacked():
             if _torch.is_legacy_batched(g):
-                return on_all_cotangents(solve, vjp, g)
+                return solve_batched_cotangents(solve, vjp, g)
             return solve(lambda v: vjp(v[0])[None], g[None])[0]
 
 
 class _ImplicitGradient(torch.autograd.Function):
-    """The identity on `f(h)` whose backward replaces `g` by `(I - J^T)^-1 g`."""
+    r"""The identity on `f(h)` whose backward replaces $g$ by $(I - J^\top)^{-1} g$."""
 
     @staticmethod
     def forward(ctx: Any, fz: Tensor, h: Tensor, call: _AttachedCall) -> Tensor:
@@ -153,21 +160,21 @@ class _ImplicitGradient(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "this implicit gradient is of first order, and create_graph asks for more: pass "
-                "higher_order=True"
+                "this implicit gradient is of first order only, but create_graph=True asks for a "
+                "higher order: pass higher_order=True"
             )
         fz, h = ctx.saved_tensors
-        if ctx.call.again is not None:
+        if ctx.call.second_call is not None:
             h = h.detach().requires_grad_()
-            fz = ctx.call.again(h)
+            fz = ctx.call.second_call(h)
         return ctx.call.adjoint(fz, h, g), None, None
 
 
-class _Again:
-    """``f`` once more, for products with its Jacobian alone.
+class _SecondCall:
+    """A second call of a compiled `f`, for products with its Jacobian in the state alone.
 
-    The backward of a compiled ``f`` computes the gradients of all its inputs at every product; this
-    call leaves the parameters out.
+    The backward of a compiled `f` computes the gradients of all inputs at every product; in this
+    call the parameters require none.
     """
 
     def __init__(self, f: PackedFn, before: Randomness) -> None:
@@ -181,18 +188,18 @@ class _Again:
             return self._f(h)
 
 
-def _survey(fz: Tensor, h: Tensor) -> tuple[bool, bool]:
-    """Whether the graph of ``fz`` leads to a leaf other than ``h``; whether it was compiled."""
-    seen, todo = set(), [fz.grad_fn]
-    leads_on, compiled = fz.is_leaf and fz is not h, False
+def _inspect_graph(fz: Tensor, h: Tensor) -> tuple[bool, bool]:
+    """Return whether the graph of `fz` has leaves other than `h`, and whether it is compiled."""
+    visited, pending = set(), [fz.grad_fn]
+    has_inputs, compiled = fz.is_leaf and fz is not h, False
     compiler = compiler_loaded()
-    while todo and not (leads_on and (compiled or not compiler)):
-        node = todo.pop()
-        if node is None or node in seen:
+    while pending and not (has_inputs and (compiled or not compiler)):
+        node = pending.pop()
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         leaf = getattr(node, "variable", None)
-        leads_on |= leaf is not None and leaf is not h
+        has_inputs |= leaf is not None and leaf is not h
         compiled |= compiler and node.name() == "CompiledFunctionBackward"
-        todo.extend(parent for parent, _ in node.next_functions)
-    return leads_on, compiled
+        pending.extend(parent for parent, _ in node.next_functions)
+    return has_inputs, compiled

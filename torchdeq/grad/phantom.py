@@ -16,16 +16,16 @@ from torchdeq.packed import PackedFn
 class Phantom(Backward):
     r"""Unrolled phantom gradient (Geng et al., 2021).
 
-    .. math:: z^{k+1} = (1 - \tau) z^k + \tau f(z^k), \qquad k = 0, \dots, \text{grad} - 1
+    $$z^{k+1} = (1 - \tau) z^k + \tau f(z^k), \qquad k = 0, \dots, \text{grad} - 1$$
 
-    from the solved state, every step in the graph. One undamped step is the Jacobian-free gradient;
-    with a forward budget of 0 the steps are all there is: backpropagation through time.
+    from the solved state, with every step in the graph. One undamped step is the Jacobian-free
+    gradient; a forward budget of 0 leaves only these steps, which is backpropagation through time.
 
     Args:
-        grad: steps.
+        grad: number of steps.
         tau: damping in (0, 1].
-        sup_gap: every ``sup_gap``-th of the states is returned, if positive.
-        sup_loc: otherwise, the states after these steps are returned, and the last one.
+        sup_gap: if positive, return the state after every `sup_gap`-th step.
+        sup_loc: otherwise, return the states after these steps, and the last one.
     """
 
     grad: int = 1

@@ -1,4 +1,4 @@
-"""SHINE: the backward solve starts from what the forward solve has learnt about the Jacobian."""
+"""SHINE: start the backward solve from the inverse Jacobian of the forward solve."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ from torchdeq.solver.low_rank import LowRank
 
 @dataclass(frozen=True, kw_only=True)
 class Shine(Broyden):
-    r"""Broyden's method on an adjoint system, from the inverse of the forward one (Ramzi et al.,
-    2022).
+    r"""Broyden's method for an adjoint system, with the forward solve's inverse Jacobian.
 
-    The forward solve leaves :math:`H \approx (J - I)^{-1}`; the adjoint system
-    :math:`(J^\top - I) u + g = 0` starts from :math:`u_0 = -H^\top g` and goes on with
-    :math:`H^\top` as its first inverse Jacobian, so the answer is as exact as the tolerance says.
+    After Ramzi et al. (2022): the forward solve ends with $H \approx (J - I)^{-1}$. The adjoint
+    system $(J^\top - I) u + g = 0$ starts from $u_0 = -H^\top g$ with $H^\top$ as its first inverse
+    Jacobian, and is solved to the same tolerance as from any other start.
 
     Args:
-        H: of the forward solve.
+        H: the inverse Jacobian of the forward solve.
     """
 
     H: LowRank
 
     @classmethod
-    def after(cls, rule: Broyden, H: LowRank) -> Shine:
+    def from_rule(cls, rule: Broyden, H: LowRank) -> Shine:
         """Return the rule with the inverse Jacobian of a forward solve."""
         return cls(**vars(rule), H=H)
 
     def without_memory(self) -> Broyden:
-        """Return the rule alone, for systems that are not those of the forward solve."""
+        """Return the rule without `H`, for systems other than those of the forward solve."""
         return Broyden(**{f.name: getattr(self, f.name) for f in fields(Broyden)})
 
     def start(self, g: Tensor) -> Tensor:
