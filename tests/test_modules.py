@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from torchdeq import mem_gc
-from torchdeq.modules import ModuleState, reachable_parameters, scripted
+from torchdeq.modules import ModuleState
+from torchdeq.reach import reachable_parameters, scripted
 
 GLOBAL = nn.Linear(2, 2)
 NAMESPACE = SimpleNamespace(net=nn.Linear(2, 2))

@@ -68,7 +68,7 @@ PAIRS = [
     ("evaluating", "evaluating"),
     ("training", "solving"),
     ("training", "evaluating"),
-    pytest.param("training_twice", "training_twice", marks=pytest.mark.slow),
+    ("training_twice", "training_twice"),
     pytest.param("training_twice", "solving", marks=pytest.mark.slow),
 ]
 

@@ -259,8 +259,8 @@ def is_private(name: str) -> bool:
     """Return whether a dotted name is a private one of torch."""
     head, *rest = name.split(".")
     private = any(part.startswith("_") and not part.startswith("__") for part in rest)
-    other = head not in ("torch", "nn", "F", "forward_ad") or name.startswith("torch.utils._pytree")
-    return (private and not other) or name.endswith("._version")
+    of_torch = head in ("torch", "nn", "F", "forward_ad")
+    return (private and of_torch) or name.endswith("._version")
 
 
 def private_names(path: Path) -> list[str]:
@@ -276,15 +276,9 @@ def private_names(path: Path) -> list[str]:
     return [name for name in names if is_private(name)]
 
 
-@pytest.mark.parametrize(
-    "path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT).with_suffix(""))
-)
-def test_private_names_of_torch_are_in_one_module(path: Path) -> None:
-    part = path.relative_to(ROOT).parts[0].removesuffix(".py")
-    if part == "_torch":
-        assert private_names(path)
-    else:
-        assert private_names(path) == []
+def test_private_names_of_torch_are_in_one_module_of_both_packages() -> None:
+    files = [*ROOT.rglob("*.py"), *(ROOT.parent / "deq_zoo").rglob("*.py")]
+    assert [path for path in files if private_names(path)] == [ROOT / "_torch.py"]
 
 
 def test_a_private_name_is_recognised(tmp_path: Path) -> None:
@@ -297,12 +291,11 @@ def test_a_private_name_is_recognised(tmp_path: Path) -> None:
         "nn.modules.batchnorm._BatchNorm",
         "forward_ad._current_level",
         "t._version",
+        "from torch.utils._pytree import tree_map",
     ):
         file.write_text(line)
         assert private_names(file), line
-    file.write_text(
-        "from torch.utils._pytree import tree_map\nmodule._parameters\nnn.Module.__call__"
-    )
+    file.write_text("module._parameters\nnn.Module.__call__")
     assert not private_names(file)
 
 

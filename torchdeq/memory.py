@@ -9,7 +9,8 @@ from typing import Any
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from torchdeq._torch import function_transforms_active
-from torchdeq.modules import ModuleState, scripted
+from torchdeq.modules import ModuleState
+from torchdeq.reach import scripted
 
 
 def mem_gc(func: Callable[..., Any], in_args: tuple[Any, ...] | None = None) -> Any:

@@ -16,9 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from torchdeq._torch import normalises_over_batch
-from torchdeq.reach import reachable_modules, reachable_parameters, scripted
-
-__all__ = ["ModuleState", "mixes_samples", "reachable_parameters", "scripted"]
+from torchdeq.reach import reachable_modules
 
 _INTERNAL = set(vars(nn.Module())) - {"training"}  # attributes that every module has
 _ABSENT = object()

@@ -11,8 +11,6 @@ import torch
 
 from torchdeq._torch import compiler_loaded, without_compiler
 
-__all__ = ["compiler_loaded", "eagerly", "untraced"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -35,9 +35,10 @@ from torchdeq.grad.substitution import (
     substituted,
 )
 from torchdeq.grad.watching import Inputs, Watch, is_differentiable
-from torchdeq.modules import ModuleState, reachable_parameters, scripted
+from torchdeq.modules import ModuleState
 from torchdeq.packed import PackedFn
 from torchdeq.randomness import Randomness
+from torchdeq.reach import reachable_parameters, scripted
 from torchdeq.tracing import eagerly
 
 
@@ -68,23 +69,39 @@ class Capture:
         """Return the map `z -> f(z)` of the captured call, with the tensors `c` as inputs."""
         substitutes = dict(zip(self.tensors, c, strict=True))
         f = substituted(self.f, substitutes)
+        # Other threads see what is exchanged in modules, and transforms hide what a graph shows.
+        exchanges = _torch.function_transforms_active()
 
         def call(z: Tensor) -> Tensor:
-            substitution = Substitution(substitutes)
-            with self.restored(substitutes), substitution:
-                fz = f(z)
-            if substitution.hidden is not None:
-                raise HiddenInput(substitution.hidden)
-            if not self.used <= substitution.used:
-                raise RuntimeError(
-                    "f does not use the same tensors in the backward pass as in the forward pass: "
-                    "a tensor that it closes over was replaced; pass it to f through args, or use "
-                    "implicit differentiation without higher_order"
-                )
-            raise_for_hidden_inputs(fz, (z, *c, *substitution.leaves))
-            return fz
+            nonlocal exchanges
+            if not exchanges:
+                try:
+                    return self._call(f, z, substitutes, exchange=False)
+                except (HiddenInput, OtherTensors):
+                    exchanges = True
+            return self._call(f, z, substitutes, exchange=True)
 
         return call
+
+    def _call(self, f: PackedFn, z: Tensor, substitutes: Inputs, exchange: bool) -> Tensor:
+        """Return `f(z)` with substitutes as inputs; raise if `f` does not use all of them.
+
+        Args:
+            f: the map with substitutes among its arguments.
+            z: where to evaluate it.
+            substitutes: tensors by the ids of those they replace.
+            exchange: put them into modules too, for an `f` that hands parameters to a custom
+                `autograd.Function`, to a transform or to a control-flow operator.
+        """
+        substitution = Substitution(substitutes)
+        with self.restored(substitutes if exchange else None), substitution:
+            fz = f(z)
+        if substitution.hidden is not None:
+            raise HiddenInput(substitution.hidden)
+        if not self.used <= substitution.used:
+            raise OtherTensors
+        raise_for_hidden_inputs(fz, (z, *substitutes.values(), *substitution.leaves))
+        return fz
 
     @contextmanager
     def restored(self, substitutes: Inputs | None = None) -> Iterator[None]:
@@ -96,6 +113,17 @@ class Capture:
         random = nullcontext() if self.randomness is None else self.randomness.replayed()
         with self.modules.restored("none", replaced=substitutes), random, eagerly():
             yield
+
+
+class OtherTensors(RuntimeError):
+    """An error about a repeated call of `f` that does not use the inputs of the first one."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "f does not use the same tensors in the backward pass as in the forward pass: a tensor "
+            "that it closes over was replaced; pass it to f through args, or use implicit "
+            "differentiation without higher_order"
+        )
 
 
 def capture(f: PackedFn, z: Tensor) -> tuple[Tensor, Capture]:

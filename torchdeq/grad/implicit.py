@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchdeq import _torch
-from torchdeq._torch import tree_map
+from torchdeq._torch import compiler_loaded, tree_map
 from torchdeq.coupling import Coupling
 from torchdeq.failures import check_policy
 from torchdeq.grad.activations import Activations
@@ -28,7 +28,6 @@ from torchdeq.solver import Broyden, Solver
 from torchdeq.solver.broyden import Secant
 from torchdeq.stats import SolverStat
 from torchdeq.stopping import StopRule
-from torchdeq.tracing import compiler_loaded
 
 STARTS = ("zeros", "shine")
 
