@@ -21,7 +21,7 @@ from deq_zoo.errors import DataError
 from deq_zoo.images.cifar import CIFAR10_CLASSES, cifar10, read_batch
 from deq_zoo.images.labelled import ImageFolder, stratified
 from deq_zoo.images.mnist import digits_table, mnist_digits
-from tests.zoo.mdeq.nets import DATA
+from tests.golden import find_data
 
 rng = np.random.default_rng(0)
 PurePythonPickler: Any = pickle._Pickler
@@ -271,13 +271,12 @@ def test_digits_without_their_package_name_the_extra(monkeypatch: pytest.MonkeyP
 
 
 def test_real_archives_hold_the_same_test_images() -> None:
-    if not DATA.is_dir():
-        pytest.skip("the CIFAR-10 archives are not here")
-    exact, near = cifar10(DATA, "test", "lossless"), cifar10(DATA, "test", "jpeg")
+    folder = find_data("cifar10")
+    exact, near = cifar10(folder, "test", "lossless"), cifar10(folder, "test", "jpeg")
     assert (len(exact), len(near)) == (500, 2000)
     with (
-        np.load(DATA / "cifar10_lossless_test.npz") as a,
-        np.load(DATA / "cifar10_jpeg_test2k.npz") as b,
+        np.load(folder / "cifar10_lossless_test.npz") as a,
+        np.load(folder / "cifar10_jpeg_test2k.npz") as b,
     ):
         places = {int(place): k for k, place in enumerate(b["official_index"])}
         pairs = [(k, places[int(p)]) for k, p in enumerate(a["official_index"]) if int(p) in places]

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from deq_zoo.diffusion import UNetConfig, make_unet
 from deq_zoo.diffusion.convert import from_ddpm
 from deq_zoo.diffusion.package import diffusers
+from tests.golden import load_facts, load_tensors
 
-GOLDEN = Path(__file__).parents[4] / "shared" / "golden" / "deq-ddim"  # where present
 TINY = UNetConfig(size=16, widths=(32, 64), blocks=1, attention=(8,), dropout=0.0)
 
 
@@ -74,12 +71,9 @@ def by_steps(
 @cache
 def golden() -> tuple[nn.Module, dict[str, Tensor], Any]:
     """The tiny network with its weights, the tensors and the manifest."""
-    if not GOLDEN.is_dir():
-        pytest.skip("the golden data is not here")
     unet = make_unet(TINY).eval()
-    unet.load_state_dict(from_ddpm(load_file(GOLDEN / "weights_tiny.safetensors")))
-    facts = json.loads((GOLDEN / "manifest.json").read_text())
-    return unet, load_file(GOLDEN / "io.safetensors"), facts
+    unet.load_state_dict(from_ddpm(load_tensors("deq-ddim", "weights_tiny")))
+    return unet, load_tensors("deq-ddim", "io"), load_facts("deq-ddim")
 
 
 def error(got: Tensor, expected: Tensor) -> float:

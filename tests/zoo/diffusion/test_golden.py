@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from deq_zoo.diffusion import Adjoint, ParallelChain, invert, parallel_sample
 from deq_zoo.diffusion.convert import to_ddpm
 from deq_zoo.diffusion.inversion import _Forward
-from tests.zoo.diffusion.nets import GOLDEN, error, golden, scheduler
+from tests.golden import load_tensors
+from tests.zoo.diffusion.nets import error, golden, scheduler
 from torchdeq import Phantom, StopRule
 from torchdeq.solver import Anderson
 
@@ -39,7 +39,7 @@ def test_golden_network_and_its_parameters() -> None:
 
 def test_golden_weights_come_back_under_their_old_names() -> None:
     unet, _, _ = golden()
-    given, back = load_file(GOLDEN / "weights_tiny.safetensors"), to_ddpm(unet.state_dict())
+    given, back = load_tensors("deq-ddim", "weights_tiny"), to_ddpm(unet.state_dict())
     assert given.keys() == back.keys()
     assert all(torch.equal(given[key], back[key]) for key in given)
 

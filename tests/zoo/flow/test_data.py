@@ -27,7 +27,7 @@ from deq_zoo.flow.formats import write_flo, write_kitti
 from deq_zoo.flow.layers import pixel_grid
 from deq_zoo.flow.warps import Motion, draw_pair, motorcycle, sample, synthetic_video, unfolded
 from deq_zoo.task import generator
-from tests.zoo.flow.golden import data, facts
+from tests.golden import find_data, load_facts
 
 
 def picture(path: Path, size: tuple[int, int] = (96, 80)) -> Path:
@@ -146,13 +146,13 @@ def test_missing_files_are_told(tmp_path: Path) -> None:
 
 
 def test_golden_split_of_chairs() -> None:
-    told = facts("chairs_val_indices.json")
+    told = load_facts("deq-flow", "chairs_val_indices")
     assert (PAIRS, sorted(VALIDATION)) == (told["total"], told["validation"])
 
 
-def test_golden_real_files_are_read() -> None:
-    assert len(datasets.chairs(data("flow_chairs"), "all")) == 6
-    pair = datasets.middlebury(data("flow_middlebury"))[0]
+def test_real_files_are_read() -> None:
+    assert len(datasets.chairs(find_data("flow_chairs"), "all")) == 6
+    pair = datasets.middlebury(find_data("flow_middlebury"))[0]
     at = pixel_grid(pair.flow)[0] + pair.flow
     error = (sample(pair.image2, at) - pair.image1).abs().mean(0)[pair.valid].mean()
     still = (pair.image2.float() - pair.image1).abs().mean(0)[pair.valid].mean()

@@ -22,7 +22,7 @@ from deq_zoo.flow.formats import (
     write_image,
     write_kitti,
 )
-from tests.zoo.flow.golden import data
+from tests.golden import find_data
 
 
 def test_a_flo_file_is_the_documented_bytes(tmp_path: Path) -> None:
@@ -67,9 +67,9 @@ def test_kittis_sixteen_bits_survive(tmp_path: Path) -> None:
         assert image.size == (53, 37)
 
 
-def test_golden_kitti_truth_is_read_as_sixteen_bits() -> None:
+def test_real_kitti_truth_is_read_as_sixteen_bits() -> None:
     pytest.importorskip("av")
-    flow, known = read_kitti(data("flow_kitti") / "000000_10_flow_gt.png")
+    flow, known = read_kitti(find_data("flow_kitti") / "000000_10_flow_gt.png")
     assert flow.shape == (2, 375, 1242)
     assert_close(float(known.float().mean()), 0.162, atol=1e-3, rtol=0)
     steps = flow[:, known] * 64

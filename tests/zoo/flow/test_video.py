@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from deq_zoo.flow import DEQFlow, FlowConfig, State
 from deq_zoo.flow.video import FlowStream, carried, read_frames
-from tests.zoo.flow.golden import data
+from tests.golden import find_data
 
 
 class Towards(nn.Module):
@@ -151,9 +151,9 @@ def test_the_tolerance_does_not_depend_on_the_size() -> None:
     assert nfe[0] == nfe[1]
 
 
-def test_golden_video_is_read() -> None:
+def test_a_real_video_is_read() -> None:
     pytest.importorskip("av")
-    frames = read_frames(data("video") / "bikes.mp4")
+    frames = read_frames(find_data("video") / "bikes.mp4")
     assert next(frames).shape == (1, 3, 272, 640)
     frames.close()
 

@@ -16,7 +16,7 @@ import torch
 from deq_zoo.errors import DataError, ZooError
 from deq_zoo.ignn.data import GraphSet, chains, random_graphs, split_by_class
 from deq_zoo.ignn.readers import amazon, amazon_photo, planetoid, ppi, tu
-from tests.zoo.ignn.golden import data
+from tests.golden import find_data
 
 EDGES = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
 
@@ -203,13 +203,13 @@ def test_mutag_needs_its_package_or_a_folder(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_real_sets_have_their_published_sizes() -> None:
-    cora = planetoid(data("planetoid_cora"), "cora")
+    cora = planetoid(find_data("planetoid_cora"), "cora")
     assert (len(cora.y), cora.features, cora.classes) == (2708, 1433, 7)
     assert cora.edges.shape[1] == 10_556
     assert [len(p) for p in (cora.train, cora.val, cora.test)] == [140, 500, 1000]
-    mutag = tu(data("tu"), "MUTAG")
+    mutag = tu(find_data("tu"), "MUTAG")
     assert (len(mutag.sizes), mutag.features, mutag.classes) == (188, 7, 2)
-    tissues = ppi(data("ppi_ohmnet"))
+    tissues = ppi(find_data("ppi_ohmnet"))
     assert (len(tissues.sizes), tissues.features, tissues.classes) == (22, 50, 121)
     assert [len(p) for p in (tissues.train, tissues.val, tissues.test)] == [18, 2, 2]
     assert tissues.edges.shape[1] == 2 * (735_385 - 22_741)  # both ways, without loops

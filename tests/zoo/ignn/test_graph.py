@@ -16,7 +16,7 @@ from torch.testing import assert_close
 
 from deq_zoo.ignn import Graphs, as_graphs, normalised_edges, perron_roots
 from deq_zoo.train import to_device
-from tests.zoo.ignn.golden import random_graph
+from tests.zoo.ignn.problems import draw_graph
 
 
 def dense(graph: Graphs) -> Tensor:
@@ -38,7 +38,7 @@ def test_propagation_is_the_product_with_the_transpose(n: int, edges: int, seed:
 
 
 def test_propagation_differentiates_at_every_order_and_mode() -> None:
-    graph = random_graph(5, 12)
+    graph = draw_graph(5, 12)
     x = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
 
     def cubed(x: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def test_propagation_differentiates_at_every_order_and_mode() -> None:
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(0, 2**16))
 def test_padding_and_gathering_are_inverse_and_pooling_sums(sizes: list[int], seed: int) -> None:
-    graph = random_graph(sum(sizes), 4, seed, sizes)
+    graph = draw_graph(sum(sizes), 4, seed, sizes)
     x = torch.randn(sum(sizes), 3, dtype=torch.float64)
     z = graph.pad(x)
     assert z.shape == (len(sizes), max(sizes), 3)
@@ -62,7 +62,7 @@ def test_padding_and_gathering_are_inverse_and_pooling_sums(sizes: list[int], se
 
 
 def test_a_union_is_block_diagonal_and_estimates_nothing_again() -> None:
-    parts = [random_graph(n, 6, seed=n) for n in (4, 1, 7)]
+    parts = [draw_graph(n, 6, seed=n) for n in (4, 1, 7)]
     joined = Graphs.union(parts)
     assert_close(dense(joined), torch.block_diag(*map(dense, parts)))
     assert torch.equal(joined.rho, torch.cat([part.rho for part in parts]))
@@ -121,7 +121,7 @@ def test_normalisation_is_that_of_the_paper() -> None:
 
 
 def test_sparse_tensors_of_any_layout_and_pyg_objects_are_graphs() -> None:
-    graph = random_graph(6, 14)
+    graph = draw_graph(6, 14)
     A = dense(graph)
     for layout in (A.to_sparse_coo(), A.to_sparse_csr(), A.to_sparse_csc()):
         found = as_graphs(layout)
@@ -158,7 +158,7 @@ def test_graphs_of_a_batch_without_pointers_are_told_apart() -> None:
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of PyG
 def test_a_transposed_adjacency_of_pyg_is_a_graph() -> None:
-    A = dense(random_graph(5, 9))
+    A = dense(draw_graph(5, 9))
     data = SimpleNamespace(adj_t=A.mT.to_sparse_csr(), num_nodes=5)
     assert_close(dense(as_graphs(data)), A)
     with pytest.raises(TypeError, match="or adj_t as a sparse tensor of torch"):
@@ -182,7 +182,7 @@ def test_weights_that_should_learn_are_refused() -> None:
 
 
 def test_a_graph_is_a_batch_and_can_be_copied() -> None:
-    graph = random_graph(5, 8)
+    graph = draw_graph(5, 8)
     for other in (
         to_device(graph, torch.device("cpu")),
         graph.to(torch.device("cpu")),

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from deq_zoo.errors import CheckpointError
 from deq_zoo.ignn import GraphIGNN, Graphs, IGNNConfig, NodeIGNN, SkipIGNN
 from deq_zoo.ignn.convert import from_authors, to_authors
-from tests.zoo.ignn.golden import TIGHT, random_graph
+from tests.zoo.ignn.problems import TIGHT, draw_graph
 
 CLIPPED: dict[str, Any] = {"norm_type": "spectral_norm", "norm_clip": True}
 
@@ -97,7 +97,7 @@ def test_weights_that_do_not_fit_are_told() -> None:
 
 @torch.no_grad()
 def test_networks_equal_their_formulas() -> None:
-    graph = random_graph(7, 9, sizes=(4, 3))
+    graph = draw_graph(7, 9, sizes=(4, 3))
     x = torch.randn(7, 4, dtype=torch.float64)
     skip, node, whole = (model.eval() for model in nets(**TIGHT))
     out, y = skip(x, graph), x
@@ -124,7 +124,7 @@ def test_networks_equal_their_formulas() -> None:
 
 @torch.no_grad()
 def test_a_graph_in_a_batch_is_classified_as_alone_and_states_start_the_next_solve() -> None:
-    parts = [random_graph(n, 3 * n, seed=n) for n in (5, 2)]
+    parts = [draw_graph(n, 3 * n, seed=n) for n in (5, 2)]
     x = torch.randn(7, 4, dtype=torch.float64)
     for model in (net.eval() for net in nets(f_tol=1e-12, f_stop_mode="rel", f_max_iter=500)):
         out = model(x, Graphs.union(parts))
@@ -136,14 +136,14 @@ def test_a_graph_in_a_batch_is_classified_as_alone_and_states_start_the_next_sol
 
 @pytest.mark.parametrize("options", [{"grad": 5, "tau": 0.5}, {"ift": True}])
 def test_every_parameter_learns(options: dict[str, Any]) -> None:
-    graph, x = random_graph(7, 9, sizes=(4, 3)), torch.randn(7, 4, dtype=torch.float64)
+    graph, x = draw_graph(7, 9, sizes=(4, 3)), torch.randn(7, 4, dtype=torch.float64)
     for model in nets(**options, **CLIPPED, on_failure="ignore"):
         model(x, graph).logits.square().sum().backward()
         assert all(p.grad is not None for p in model.parameters())
 
 
 def test_projecting_the_parameters_leaves_the_network_as_it_is() -> None:
-    graph, x = random_graph(6, 20), torch.randn(6, 4, dtype=torch.float64)
+    graph, x = draw_graph(6, 20), torch.randn(6, 4, dtype=torch.float64)
     model = nets(**TIGHT)[1].eval()
     before = model(x, graph).logits
     model.project_(float(graph.rho))

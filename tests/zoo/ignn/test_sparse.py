@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from deq_zoo.ignn import ImplicitGraph
 from deq_zoo.ignn.sparse import sparse_weight, times_transposed
-from tests.zoo.ignn.golden import random_graph
+from tests.zoo.ignn.problems import draw_graph
 
 
 def few_entries(m: int) -> Tensor:
@@ -49,7 +49,7 @@ def test_its_gradients_are_dense_in_the_weight(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_wide_layer_gives_the_same_states_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, x = random_graph(9, 60), torch.randn(9, 5, dtype=torch.float64)
+    graph, x = draw_graph(9, 60), torch.randn(9, 5, dtype=torch.float64)
     options = {"ift": True, "f_tol": 1e-12, "b_tol": 1e-12, "f_max_iter": 400, "b_max_iter": 400}
     layer = ImplicitGraph(5, 256, kappa=0.1, deq=options).double()
     assert sparse_weight(layer.weight(graph)) is not None

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.testing import assert_close
 
 from deq_zoo.inr import FieldConfig, FitSignal, make_field
 from deq_zoo.inr.model import OnePassField
 from deq_zoo.inr.signal import psnr
 from deq_zoo.task import Shard
-from tests.zoo.inr.golden import CLOSE, MODELS, config_of, facts, model, picture, tensors
+from tests.golden import assert_matches, load_facts
+from tests.zoo.inr.golden import MODELS, make_model, make_picture, read, read_config
 from torchdeq import DEQConfig, fp_correction, reset_norm
 
 
@@ -28,31 +28,34 @@ def gradient_norms(field: nn.Module) -> dict[str, float]:
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_golden_tensors(name: str) -> None:
-    field, told = model(name).eval(), tensors(name)
+    field, told = make_model(name).eval(), read(name)
     reset_norm(field)
     u = field.injection(told["x"])
     for k, part in enumerate(u):
-        assert_close(part, told[f"u.{k}"], **CLOSE)
+        assert_matches(part, told[f"u.{k}"])
     for solving in (False, True):
         f = field.f.at(u, solving)
-        assert_close(f(told["z_in"]), told["f_z_in"], **CLOSE)
-        assert_close(f(torch.zeros_like(u[0])), told["f_zero"], **CLOSE)
+        assert_matches(f(told["z_in"]), told["f_z_in"])
+        assert_matches(f(torch.zeros_like(u[0])), told["f_zero"])
     out = field(told["x"])
     assert out.stats is not None
     assert out.stats.converged.all()
-    assert_close(out.state, told["z_star"], **CLOSE)
-    assert_close(out.values[0], told["output"], **CLOSE)
-    d, o, config = config_of(name)
+    assert_matches(out.state, told["z_star"])
+    assert_matches(out.values[0], told["output"])
+    d, o, config = read_config(name)
     twin = OnePassField(d, o, config).double()
     twin.load_state_dict(field.state_dict())
-    assert_close(twin(told["x"]).values[0], told["one_pass_output"], **CLOSE)
-    assert sum(p.numel() for p in field.parameters()) == facts()["files"][name]["num_params"]
+    assert_matches(twin(told["x"]).values[0], told["one_pass_output"])
+    assert (
+        sum(p.numel() for p in field.parameters())
+        == load_facts("deq-inr")["files"][name]["num_params"]
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_golden_training_step(name: str) -> None:
-    field, told = model(name), tensors(name)
-    reference = facts()["files"][name]["train_reference"]
+    field, told = make_model(name), read(name)
+    reference = load_facts("deq-inr")["files"][name]["train_reference"]
     loss = mse(field(told["x"]).values[-1], told["target"])
     loss.backward()
     assert loss.item() == pytest.approx(reference["loss"], rel=1e-10)
@@ -64,8 +67,11 @@ def test_golden_training_step(name: str) -> None:
 
 
 def test_golden_fixed_point_correction_reaches_the_loss() -> None:
-    field = model("siren_video_1L", n_states=2, f_max_iter=4, f_tol=0.0)
-    told, reference = tensors("siren_video_1L"), facts()["fixed_point_correction_reference"]
+    field = make_model("siren_video_1L", n_states=2, f_max_iter=4, f_tol=0.0)
+    told, reference = (
+        read("siren_video_1L"),
+        load_facts("deq-inr")["fixed_point_correction_reference"],
+    )
     out = field(told["x"])
     losses = [mse(y, told["target"]).item() for y in out.values]
     assert losses == pytest.approx(reference["per_state_losses"], rel=1e-10)
@@ -80,14 +86,14 @@ def test_golden_fixed_point_correction_reaches_the_loss() -> None:
 )
 @pytest.mark.parametrize("points_at_once", [0, 100])
 def test_golden_training_trace(case: str, warm: bool, points_at_once: int) -> None:
-    told = facts()["training_traces"][case]
-    _, _, config = config_of("siren_image_1L")
-    field = model("siren_image_1L", f_tol=1e-11)
+    told = load_facts("deq-inr")["training_traces"][case]
+    _, _, config = read_config("siren_image_1L")
+    field = make_model("siren_image_1L", f_tol=1e-11)
     task = FitSignal(
         net=config, deq=DEQConfig(f_max_iter=400, f_tol=1e-11, grad=[3]), warm=warm,
         points_at_once=points_at_once,
     )  # fmt: skip
-    task.__dict__["signal"] = picture()  # in place of a file
+    task.__dict__["signal"] = make_picture()  # in place of a file
     optimizer = torch.optim.Adam(field.parameters(), lr=1e-3)
     losses, carry = list[float](), None
     for step in range(30):
@@ -104,7 +110,7 @@ def test_golden_training_trace(case: str, warm: bool, points_at_once: int) -> No
 
 
 def test_golden_counts_of_the_presets() -> None:
-    for told in facts()["presets"].values():
+    for told in load_facts("deq-inr")["presets"].values():
         config = FieldConfig(filter=told["filter"], width=told["hidden"], layers=told["n_layers"])
         with torch.device("meta"):
             counted = Counted(told["in"], told["out"], config).total
@@ -128,8 +134,8 @@ class Counted:
 @pytest.mark.parametrize("case", range(8))
 def test_golden_small_training_runs(case: int) -> None:
     """From a random start, in float32, over three seeds: means agree within what seeds do."""
-    told = facts()["small_training_runs"]["runs"][case]
-    image = tensors("small_images")[told["image"]]
+    told = load_facts("deq-inr")["small_training_runs"]["runs"][case]
+    image = read("small_images")[told["image"]]
     found = [_trained(told, image, seed) for seed in range(3)]
     mean = sum(found) / len(found)
     assert mean == pytest.approx(told["test_psnr_mean"], abs=3 * told["test_psnr_std"] + 0.3)

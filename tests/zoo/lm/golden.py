@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from deq_zoo.lm import DEQTransformer, LMConfig
 from deq_zoo.lm.convert import from_authors
 from deq_zoo.lm.model import Memory
+from tests.golden import load_facts, load_tensors
 
-SHARED = Path(__file__).parents[4] / "shared"  # golden numbers and data, where present
-CLOSE: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
 TIGHT: dict[str, Any] = {
     "ift": True,
     "f_solver": "anderson",
@@ -35,11 +30,8 @@ class Golden:
     """One of the two models, and what it said; token-major throughout."""
 
     def __init__(self, name: str, **config: Any) -> None:
-        self.folder = SHARED / "golden" / name
-        if not self.folder.is_dir():
-            pytest.skip("the golden data is not here")
         self.original = name == "deq-seq"
-        told = json.loads((self.folder / "manifest.json").read_text())["config"]
+        told = load_facts(name)["config"]
         self.config = LMConfig(
             design="original" if self.original else "redesigned",
             tokens=told["n_token"],
@@ -53,12 +45,8 @@ class Golden:
             position_dropout="offsets" if self.original else "features",
             **config,
         )
-        self.weights = self._read("state_dict")
-        held = self._read("io")
-        self.io = {k: v.double() if v.is_floating_point() else v for k, v in held.items()}
-
-    def _read(self, name: str) -> dict[str, Tensor]:
-        return load_file(self.folder / f"{name}.safetensors")
+        self.weights = load_tensors(name, "state_dict")
+        self.io = load_tensors(name, "io", torch.float64)
 
     def model(self, deq: dict[str, Any] | None = None) -> DEQTransformer:
         """The model with the golden weights."""
@@ -93,7 +81,3 @@ class Golden:
         value = self.io[f"drop.mask.{name}"]
         swapped = self.original and name.split(".")[-1] in ("drop", "pos_drop", "iodrop_output")
         return value.mT if swapped else value
-
-
-def close(found: Tensor, told: Tensor) -> None:
-    torch.testing.assert_close(found, told, **CLOSE)

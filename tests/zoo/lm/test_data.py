@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from deq_zoo.errors import DataError, ZooError
 from deq_zoo.lm.data import Streams, read_text, split_text, tokenised, topics, wikitext
 from deq_zoo.lm.tokens import Bytes, Lexicon, Pieces, Tokenizer, Words
 from deq_zoo.task import Shard
-from tests.zoo.lm.golden import SHARED
+from tests.golden import find_data, load_facts
 
 TEXT = "the cat sat on the mat\n\nthe dog sat near the cat , naïve as ever\n"
 
@@ -23,10 +22,7 @@ def write_corpus(folder: Path, train: list[str], valid: list[str]) -> None:
 
 
 def test_golden_vocabulary_ids_and_batches(tmp_path: Path) -> None:
-    path = SHARED / "golden" / "deq-lm" / "data_pipeline.json"
-    if not path.exists():
-        pytest.skip("the golden data is not here")
-    told = json.loads(path.read_text())
+    told = load_facts("deq-lm", "data_pipeline")
     write_corpus(tmp_path, told["train_lines"], told["valid_lines"])
     corpus = wikitext(tmp_path)
     assert isinstance(corpus.tokenizer, Words)
@@ -140,9 +136,6 @@ def test_missing_data_says_what_to_put_where(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_wikitext_2_has_its_known_numbers() -> None:
-    folder = SHARED / "data" / "wikitext2"
-    if not folder.is_dir():
-        pytest.skip("the data wikitext2 is not here")
-    corpus = wikitext(folder)
+    corpus = wikitext(find_data("wikitext2"))
     assert corpus.tokenizer.size == 33_278
     assert (len(corpus.train), len(corpus.valid)) == (2_088_628, 217_646)

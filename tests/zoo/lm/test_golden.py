@@ -7,7 +7,8 @@ import torch
 
 from deq_zoo.lm.attention import sinusoids
 from deq_zoo.lm.model import DEQTransformer
-from tests.zoo.lm.golden import Golden, close
+from tests.golden import assert_matches, select
+from tests.zoo.lm.golden import Golden
 from torchdeq import reset_norm
 
 MODELS = ["deq-lm", "deq-seq"]
@@ -21,27 +22,27 @@ def test_golden_states_losses_and_memory(name: str, segment: int) -> None:
     model, io, seg = golden.model(), golden.io, f"seg{segment}"
     ids, target = io[f"{seg}.data"], io[f"{seg}.target"]
     memory = golden.memory(segment)
-    close(model.vocabulary.embed(ids), io[f"{seg}.word_emb"])
+    assert_matches(model.vocabulary.embed(ids), io[f"{seg}.word_emb"])
     out = model(ids, memory)
     past = model.empty_memory(out.u) if memory is None else memory
-    close(torch.cat((past.u, out.u), dim=1), golden.injection(f"{seg}.u_cat"))
+    assert_matches(torch.cat((past.u, out.u), dim=1), golden.injection(f"{seg}.u_cat"))
     keys = past.z.shape[1] + ids.shape[1]
-    close(sinusoids(keys, 32, like=out.z)[None], golden.state(f"{seg}.pos_emb"))
+    assert_matches(sinusoids(keys, 32, like=out.z)[None], golden.state(f"{seg}.pos_emb"))
     z_in = golden.state(f"{seg}.z_in")
-    close(out.f(z_in), golden.state(f"{seg}.f_z_in"))
+    assert_matches(out.f(z_in), golden.state(f"{seg}.f_z_in"))
     block, context = next(iter(model.func)), model.contexts(out.u, memory)[0]
     attended = block.attend(z_in, *context)
-    close(attended, golden.state(f"{seg}.attn{'' if golden.original else '0'}_z_in"))
-    close(out.z, golden.state(f"{seg}.z_{'star' if golden.original else 'iter12'}"))
+    assert_matches(attended, golden.state(f"{seg}.attn{'' if golden.original else '0'}_z_in"))
+    assert_matches(out.z, golden.state(f"{seg}.z_{'star' if golden.original else 'iter12'}"))
     nll = model.nll(out.z, target)
-    close(nll, io[f"{seg}.nll"])
-    close(nll.mean()[None], io[f"{seg}.loss"])
-    close(-model.log_prob(out.z).gather(2, target[..., None])[..., 0], nll)
+    assert_matches(nll, io[f"{seg}.nll"])
+    assert_matches(nll.mean()[None], io[f"{seg}.loss"])
+    assert_matches(-model.log_prob(out.z).gather(2, target[..., None])[..., 0], nll)
     new = past.followed_by(out, most=5)
-    close(new.z, golden.state(f"{seg}.new_z_hist"))
-    close(new.u, golden.injection(f"{seg}.new_u_hist"))
+    assert_matches(new.z, golden.state(f"{seg}.new_z_hist"))
+    assert_matches(new.u, golden.injection(f"{seg}.new_u_hist"))
     if segment == 0:
-        close(model.log_prob(out.z), io["seg0.log_prob"])
+        assert_matches(model.log_prob(out.z), io["seg0.log_prob"])
 
 
 @pytest.mark.parametrize("steps", [1, 2, 12, 24])
@@ -51,10 +52,10 @@ def test_golden_unrolled_steps(segment: int, steps: int) -> None:
     golden = Golden("deq-lm")
     model, ids = golden.model(), golden.io[f"seg{segment}.data"]
     z = model(ids, golden.memory(segment), f_max_iter=steps).z
-    close(z, golden.io[f"seg{segment}.z_iter{steps}"])
+    assert_matches(z, golden.io[f"seg{segment}.z_iter{steps}"])
     block = next(iter(model.func))
     half = block.transform(golden.io[f"seg{segment}.attn0_z_in"])
-    close(half, golden.io[f"seg{segment}.ffn0_attn0_z_in"])
+    assert_matches(half, golden.io[f"seg{segment}.ffn0_attn0_z_in"])
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -72,10 +73,7 @@ def compare_gradients(golden: Golden, model: DEQTransformer) -> None:
     from deq_zoo.lm.convert import _BLOCKLESS, _NAMES, _TRIPLES, _by_kind, _renamed
 
     told: dict[str, torch.Tensor] = {}
-    for key, value in golden.io.items():
-        if not key.startswith("seg1.grad."):
-            continue
-        key = key.removeprefix("seg1.grad.")
+    for key, value in select(golden.io, "seg1.grad.").items():
         key = key.replace("crit.out_projs", "word_emb.emb_projs") if "projs.0" not in key else key
         ours = _renamed(_BLOCKLESS.sub(r"func.\1.0.", key), _NAMES)
         assert ours is not None, key
@@ -107,9 +105,9 @@ def test_golden_dropout_with_the_masks_given(name: str) -> None:
     reset_norm(model.func)
     u = model.inject(io["seg1.data"])
     out = model.solve(u, model.contexts(u, golden.memory(1)))
-    close(out.f(golden.state("seg1.z_in")), golden.state("drop.f_z_in"))
-    close(out.z, golden.state("drop.z"))
-    close(model.nll(out.z, io["seg1.target"]).mean()[None], io["drop.loss"])
+    assert_matches(out.f(golden.state("seg1.z_in")), golden.state("drop.f_z_in"))
+    assert_matches(out.z, golden.state("drop.z"))
+    assert_matches(model.nll(out.z, io["seg1.target"]).mean()[None], io["drop.loss"])
 
 
 def test_golden_jacobian_regularisation_and_adjoint() -> None:
@@ -120,12 +118,12 @@ def test_golden_jacobian_regularisation_and_adjoint() -> None:
     z = out.z.requires_grad_()
     v = golden.state("seg1.jr_v")
     (product,) = torch.autograd.grad(out.f(z), z, v)
-    close((product.square().sum() / z.numel())[None], golden.io["seg1.jr_value"])
+    assert_matches((product.square().sum() / z.numel())[None], golden.io["seg1.jr_value"])
     (g,) = torch.autograd.grad(model.nll(z, golden.io["seg1.target"]).mean(), z)
-    close(g, golden.state("seg1.dloss_dzstar"))
+    assert_matches(g, golden.state("seg1.dloss_dzstar"))
     u = golden.state("seg1.ift_cotangent")
     (product,) = torch.autograd.grad(out.f(z), z, u)
-    close(product + g, u)
+    assert_matches(product + g, u)
 
 
 @pytest.mark.parametrize("name", MODELS)

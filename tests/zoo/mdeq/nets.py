@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from torch import Tensor
 
 from deq_zoo.mdeq import MDEQClassifier, MDEQConfig
-
-SHARED = Path(__file__).parents[4] / "shared"  # golden numbers and data, where present
-GOLDEN = SHARED / "golden" / "mdeq"
-DATA = SHARED / "data" / "cifar10"
+from tests.golden import load_facts, load_tensors
 
 SMALL = MDEQConfig(
     channels=(8, 8), expansion=2, groups=4, head_channels=(2, 4), final_channels=16, classes=5
@@ -27,9 +20,7 @@ class Golden:
     """One golden model with its inputs and outputs, in float64."""
 
     def __init__(self, name: str, **deq: Any) -> None:
-        if not GOLDEN.is_dir():
-            pytest.skip("the golden data is not here")
-        entry = json.loads((GOLDEN / "manifest.json").read_text())["files"][name]
+        entry = load_facts("mdeq")["files"][name]
         told = entry["config"]
         self.config = MDEQConfig(
             channels=told["num_channels"],
@@ -46,8 +37,8 @@ class Golden:
         )
         self.reference = entry["train_reference"]
         self.parameters = entry["num_params"]
-        self.io = load_file(GOLDEN / entry["io"])
-        self.weights = load_file(GOLDEN / entry["weights"])
+        self.io = load_tensors("mdeq", f"{name}_io", torch.float64)
+        self.weights = load_tensors("mdeq", f"{name}_weights")
         self.model: Any = MDEQClassifier(self.config, deq).double().eval()
         self.model.load_state_dict(self.weights)
 

@@ -19,7 +19,7 @@ from deq_zoo.mdeq.convert import (
     load_checkpoint,
     write_checkpoint,
 )
-from tests.zoo.mdeq.nets import GOLDEN, SMALL, Golden
+from tests.zoo.mdeq.nets import SMALL, Golden
 from torchdeq import remove_norm
 
 
@@ -127,7 +127,8 @@ def test_only_tensors_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_golden_weights_load_from_their_file(tmp_path: Path) -> None:
     golden = Golden("mini4")
     model = MDEQClassifier(golden.config)
-    load_checkpoint(model, GOLDEN / "mini4_weights.safetensors")
+    save_file(golden.weights, tmp_path / "weights.safetensors")
+    load_checkpoint(model, tmp_path / "weights.safetensors")
     written = {f"module.{key}": value for key, value in golden.weights.items()}
     save_file(written, tmp_path / "again.safetensors")
     again = MDEQClassifier(golden.config)
