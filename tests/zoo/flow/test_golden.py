@@ -25,11 +25,8 @@ PLAIN = {"f_solver": "simple_fixed_point_iter", "f_max_iter": 8}
 @torch.no_grad()
 def test_golden_features_lookup_and_one_application(storage: Any) -> None:
     # In double precision: in single, both sides of the lookup are 5e-5 from the truth.
-    io, model = (
-        load_tensors(MODEL, "io"),
-        make_model(PLAIN, correlation=storage, dtype=torch.float64),
-    )
-    io = {key: value.double() for key, value in io.items()}
+    model = make_model(PLAIN, correlation=storage, dtype=torch.float64)
+    io = load_tensors(MODEL, "io", torch.float64)
     a, b = (2 * x / 255 - 1 for x in pick_images(io, torch.float64))
     fmaps = model.fnet(torch.cat((a, b)))
     assert_close(fmaps[:1, :, ::2, ::2], io["fmap1_s2"], **CLOSE)

@@ -46,10 +46,8 @@ def test_golden_tensors(name: str) -> None:
     twin = OnePassField(d, o, config).double()
     twin.load_state_dict(field.state_dict())
     assert_matches(twin(told["x"]).values[0], told["one_pass_output"])
-    assert (
-        sum(p.numel() for p in field.parameters())
-        == load_facts("deq-inr")["files"][name]["num_params"]
-    )
+    parameters = load_facts("deq-inr")["files"][name]["num_params"]
+    assert sum(p.numel() for p in field.parameters()) == parameters
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -68,10 +66,8 @@ def test_golden_training_step(name: str) -> None:
 
 def test_golden_fixed_point_correction_reaches_the_loss() -> None:
     field = make_model("siren_video_1L", n_states=2, f_max_iter=4, f_tol=0.0)
-    told, reference = (
-        read("siren_video_1L"),
-        load_facts("deq-inr")["fixed_point_correction_reference"],
-    )
+    told = read("siren_video_1L")
+    reference = load_facts("deq-inr")["fixed_point_correction_reference"]
     out = field(told["x"])
     losses = [mse(y, told["target"]).item() for y in out.values]
     assert losses == pytest.approx(reference["per_state_losses"], rel=1e-10)
