@@ -17,7 +17,10 @@ from torchdeq import ConvergenceError, Status, StopRule
 from torchdeq.solver import SOLVERS
 
 EXACT = StopRule(60, 1e-14, "rel")
-DDPMScheduler = diffusers().DDPMScheduler
+
+
+def make_ddpm(**options: Any) -> Any:
+    return diffusers().DDPMScheduler(**options)
 
 
 def solved(chain: ParallelChain, z0: Tensor, noise: Tensor | None, **options: Any) -> Tensor:
@@ -65,7 +68,7 @@ def test_steps_need_not_be_linear(options: dict[str, Any], eta: float) -> None:
 @pytest.mark.parametrize("variance", ["fixed_small", "fixed_large", "fixed_small_log"])
 @pytest.mark.parametrize("clip", [False, True])
 def test_one_step_of_ddpm(variance: str, clip: bool) -> None:
-    made = DDPMScheduler(variance_type=variance, clip_sample=clip)
+    made = make_ddpm(variance_type=variance, clip_sample=clip)
     made.set_timesteps(20)
     unet, z = net(torch.float32), drawn(2, 1, 4, 4, dtype=torch.float32)
     chain = ParallelChain(unet, made, 20)
@@ -288,8 +291,8 @@ def test_encoding_undoes_a_chain_the_better_the_finer_it_is() -> None:
         (lambda: ParallelChain(net(), scheduler(), [1000, 10]), "between 0 and 999"),
         (lambda: ParallelChain(net(), scheduler(), 10, -1.0), "eta must be"),
         (lambda: ParallelChain(net(), scheduler(), 10, chunk=0), "chunk"),
-        (lambda: ParallelChain(net(), DDPMScheduler(), 10, 0.5), "drop eta"),
-        (lambda: ParallelChain(net(), DDPMScheduler(variance_type="learned"), 10), "fixed size"),
+        (lambda: ParallelChain(net(), make_ddpm(), 10, 0.5), "drop eta"),
+        (lambda: ParallelChain(net(), make_ddpm(variance_type="learned"), 10), "fixed size"),
         (lambda: spaced("cubic", 10), "known"),
     ],
 )
