@@ -79,7 +79,9 @@ GRAPHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def losses(model: DEQFlow, io: dict[str, Tensor], dtype: torch.dtype) -> tuple[Tensor, list[float]]:
+def compute_losses(
+    model: DEQFlow, io: dict[str, Tensor], dtype: torch.dtype
+) -> tuple[Tensor, list[float]]:
     flows, _, _ = model(*pick_images(io, dtype))
     truth, valid = io["flow_gt"].to(dtype), io["valid"]
     total = sequence_loss(flows, truth, valid, 0.8)
@@ -89,55 +91,55 @@ def losses(model: DEQFlow, io: dict[str, Tensor], dtype: torch.dtype) -> tuple[T
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_golden_training_graph(name: str) -> None:
-    io, told = load_tensors(MODEL, "io"), load_facts(MODEL, "train_check")[name]
+    io, expected = load_tensors(MODEL, "io"), load_facts(MODEL, "train_check")[name]
     deq, config = GRAPHS[name]
     model = make_model(deq, **config).train()
-    total, terms = losses(model, io, torch.float32)
-    assert_close(terms, told["loss_terms"], rtol=1e-5, atol=0)
-    assert_close(total.item(), told["loss"], rtol=1e-5, atol=0)
+    total, terms = compute_losses(model, io, torch.float32)
+    assert_close(terms, expected["loss_terms"], rtol=1e-5, atol=0)
+    assert_close(total.item(), expected["loss"], rtol=1e-5, atol=0)
     norms = {
         key: float(p.grad.double().norm())
         for key, p in model.named_parameters()
         if p.grad is not None
     }
-    assert norms.keys() == told["grad_norms"].keys()
-    for key, norm in told["grad_norms"].items():
-        assert abs(norms[key] - norm) <= 1e-3 * norm + 1e-5 * told["grad_norm_total"], key
+    assert norms.keys() == expected["grad_norms"].keys()
+    for key, norm in expected["grad_norms"].items():
+        assert abs(norms[key] - norm) <= 1e-3 * norm + 1e-5 * expected["grad_norm_total"], key
 
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_golden_training_graph_in_double_precision(name: str) -> None:
-    io, told = load_tensors(MODEL, "io"), load_facts(MODEL)["float64_reference"][name]
+    io, expected = load_tensors(MODEL, "io"), load_facts(MODEL)["float64_reference"][name]
     deq, config = GRAPHS[name]
     model = make_model(deq, dtype=torch.float64, **config).train()
-    total, _ = losses(model, io, torch.float64)
+    total, _ = compute_losses(model, io, torch.float64)
     norms = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None])
-    assert_close(total.item(), told["loss"], rtol=1e-9, atol=0)
-    assert_close(norms.norm().item(), told["total"], rtol=1e-9, atol=0)
+    assert_close(total.item(), expected["loss"], rtol=1e-9, atol=0)
+    assert_close(norms.norm().item(), expected["total"], rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("gma", [False, True])
 @pytest.mark.parametrize("size", ["tiny", "base", "large", "huge", "gigantic"])
 def test_golden_parameter_counts(size: str, gma: bool) -> None:
-    told = load_facts(MODEL)["parameter_counts"][f"{size}-gma" if gma else size]
-    for name, counts in told.items():
+    expected = load_facts(MODEL)["parameter_counts"][f"{size}-gma" if gma else size]
+    for name, counts in expected.items():
         norm, _, narrow = name.partition("/")
         with torch.device("meta"):
             model = DEQFlow(
                 FlowConfig(size=size, gma=gma, narrow_head=bool(narrow)), {"norm_type": norm}
             )
-        found = {
+        sizes = {
             part: sum(p.numel() for p in module.parameters())
             for part, module in model.named_children()
         }
-        assert sum(found.values()) == counts["total"]
-        assert {part: found[part] for part in counts if part != "total"} == {
+        assert sum(sizes.values()) == counts["total"]
+        assert {part: sizes[part] for part in counts if part != "total"} == {
             part: count for part, count in counts.items() if part != "total"
         }
 
 
 def test_golden_names_are_the_checkpoints() -> None:
-    told = load_facts(MODEL)["state_dict"]
+    names = load_facts(MODEL)["state_dict"]
     model = make_model(PLAIN)
     reset_norm(model)
-    assert set(model.state_dict()) == {key for key in told if ".downsample.1." not in key}
+    assert set(model.state_dict()) == {key for key in names if ".downsample.1." not in key}

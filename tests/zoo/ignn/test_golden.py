@@ -26,7 +26,7 @@ def read(name: str) -> dict[str, Tensor]:
     return load_tensors("ignn", name, torch.float64)
 
 
-def loaded(model: Any, state: dict[str, Tensor]) -> Any:
+def load_weights(model: Any, state: dict[str, Tensor]) -> Any:
     model = model.double()
     model.load_state_dict(from_authors(model, state))
     return model.eval()
@@ -36,16 +36,16 @@ def loaded(model: Any, state: dict[str, Tensor]) -> Any:
 def check_layers(
     layers: Iterable[ImplicitGraph], io: dict[str, Tensor], prefix: str, graph: Graphs
 ) -> None:
-    """Every step of every layer; golden states are feature-major."""
+    """Compare every step of every layer; golden states are feature-major."""
     for k, layer in enumerate(layers):
-        told = select(io, f"{prefix}layer{k}.")
-        W, B = layer.weight(graph), told["B"].mT.contiguous()
-        assert_matches(W, told["W_eff"])
-        assert_matches(layer.Omega_1, told["Omega_1_eff"])
+        expected = select(io, f"{prefix}layer{k}.")
+        W, B = layer.weight(graph), expected["B"].mT.contiguous()
+        assert_matches(W, expected["W_eff"])
+        assert_matches(layer.Omega_1, expected["Omega_1_eff"])
         start = torch.zeros_like(B) if layer.start == "zeros" else B
-        assert_matches(start, told["x0"].mT)
-        image = layer.step(graph.pad(told["z_in"].mT), W, B, graph)
-        assert_matches(graph.gather(image), told["f_z_in"].mT)
+        assert_matches(start, expected["x0"].mT)
+        image = layer.step(graph.pad(expected["z_in"].mT), W, B, graph)
+        assert_matches(graph.gather(image), expected["f_z_in"].mT)
 
 
 def check_states(states: list[Tensor], io: dict[str, Tensor], prefix: str) -> None:
@@ -53,11 +53,11 @@ def check_states(states: list[Tensor], io: dict[str, Tensor], prefix: str) -> No
         assert_matches(z, io[f"{prefix}layer{k}.z_star"].mT)
 
 
-def ppi(**options: Any) -> tuple[SkipIGNN, Graphs, dict[str, Tensor]]:
+def make_ppi(**options: Any) -> tuple[SkipIGNN, Graphs, dict[str, Tensor]]:
     io = read("ppi.io")
     model = SkipIGNN(6, 5, IGNNConfig(width=4, kappa=0.98), {**CLIPPED, **options})
     return (
-        loaded(model, read("ppi.state_dict")),
+        load_weights(model, read("ppi.state_dict")),
         Graphs.from_edges(io["edge_index"], 20).to(torch.float64),
         io,
     )
@@ -65,7 +65,7 @@ def ppi(**options: Any) -> tuple[SkipIGNN, Graphs, dict[str, Tensor]]:
 
 @torch.no_grad()
 def test_golden_ppi_evaluation() -> None:
-    model, graph, io = ppi()
+    model, graph, io = make_ppi()
     assert_matches(graph.rho, io["eval.adj_rho"])
     check_layers(model.ignn, io, "eval.", graph)  # type: ignore[arg-type]
     out = model(io["x"], graph)
@@ -78,7 +78,7 @@ def test_golden_ppi_evaluation() -> None:
     ("case", "options"), [("train_pg5", {"grad": 5, "tau": 0.5}), ("train_ift", {"ift": True})]
 )
 def test_golden_ppi_training_step(case: str, options: dict[str, Any]) -> None:
-    model, graph, io = ppi(**options)
+    model, graph, io = make_ppi(**options)
     out = model.train()(io["x"], graph)
     loss = F.binary_cross_entropy_with_logits(out.logits, io["y"])
     assert_matches(out.logits, io[f"{case}.output"])
@@ -99,7 +99,7 @@ def test_golden_chains(norm: str) -> None:
     io = read("chains.io")
     config = IGNNConfig(width=4, kappa=0.9, unit=True, start="zeros")
     model = NodeIGNN(100, 2, config, {**TIGHT, "norm_type": norm})
-    loaded(model, select(io, f"{norm}.state_dict."))
+    load_weights(model, select(io, f"{norm}.state_dict."))
     made = chains()
     graph = Graphs.from_edges(io["data.adj_indices"], 400, io["data.adj_values"])
     assert made.x is not None
@@ -119,10 +119,10 @@ def test_golden_chains_data() -> None:
         assert torch.equal(getattr(made, part), io[f"data.idx_{part}"])
     assert torch.equal(made.y, io["data.labels"])
     assert torch.equal(made.x.nonzero(), io["data.feature_nonzero_index"])
-    told = torch.zeros(400, 400, dtype=torch.float64)
-    told[tuple(io["data.adj_indices"])] = io["data.adj_values"]
+    expected = torch.zeros(400, 400, dtype=torch.float64)
+    expected[tuple(io["data.adj_indices"])] = io["data.adj_values"]
     dense = made.graph().outgoing.to_dense().double()
-    assert_close(dense, told, rtol=0, atol=1e-7)
+    assert_close(dense, expected, rtol=0, atol=1e-7)
 
 
 @torch.no_grad()
@@ -131,7 +131,7 @@ def test_golden_amazon() -> None:
     config = IGNNConfig(width=4, kappa=load_facts("ignn")["cases"]["amazon"]["config"]["kappa"],
                         start="zeros")  # fmt: skip
     model = NodeIGNN(12, 3, config, {**TIGHT, "norm_type": "weight_norm"})
-    loaded(model, read("amazon.state_dict"))
+    load_weights(model, read("amazon.state_dict"))
     graph = Graphs.from_edges(io["adj_indices"], 12, io["adj_values"])
     check_layers([model.ig1], io, "eval.", graph)
     for x in (None, torch.eye(12, dtype=torch.float64)):
@@ -145,7 +145,7 @@ def test_golden_amazon() -> None:
 def test_golden_graph_classification(case: str) -> None:
     io = read("graph.io")
     model = GraphIGNN(3, 2, IGNNConfig(width=8, kappa=0.9), TIGHT)
-    loaded(model, read("graph.state_dict"))
+    load_weights(model, read("graph.state_dict"))
     sizes = io["batch"].bincount().tolist()
     graph = Graphs.from_edges(io[f"{case}.indices"], 16, io[f"{case}.values"], sizes, rho=1.0)
     check_layers((model.ig1, model.ig2, model.ig3), io, f"{case}.", graph)
@@ -156,8 +156,8 @@ def test_golden_graph_classification(case: str) -> None:
 
 
 def test_golden_f1() -> None:
-    told = load_facts("ignn", "metrics")
-    logits, y = torch.tensor(told["logits"]), torch.tensor(told["y"])
-    found = f1_scores("test", logits > 0, y)
-    assert found["test_micro_f1"] == pytest.approx(100 * told["micro_f1"], rel=1e-6)
-    assert found["test_macro_f1"] == pytest.approx(100 * told["macro_f1"], rel=1e-6)
+    facts = load_facts("ignn", "metrics")
+    logits, y = torch.tensor(facts["logits"]), torch.tensor(facts["y"])
+    scores = f1_scores("test", logits > 0, y)
+    assert scores["test_micro_f1"] == pytest.approx(100 * facts["micro_f1"], rel=1e-6)
+    assert scores["test_macro_f1"] == pytest.approx(100 * facts["macro_f1"], rel=1e-6)

@@ -1,4 +1,4 @@
-"""Small nets, golden data, and f written again with torch's functions alone."""
+"""A small net, the golden models, and f written again with torch's functions alone."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class Golden:
 
     def __init__(self, name: str, **deq: Any) -> None:
         entry = load_facts("mdeq")["files"][name]
-        told = entry["config"]
+        config = entry["config"]
         self.config = MDEQConfig(
-            channels=told["num_channels"],
-            blocks=tuple(told["num_blocks"]),
-            expansion=told["expansion"],
-            groups=told["num_groups"],
-            downsample_times=told["downsample_times"],
-            head_channels=told["head_channels"],
-            final_channels=told["final_channels"],
-            classes=told["num_classes"],
+            channels=config["num_channels"],
+            blocks=tuple(config["num_blocks"]),
+            expansion=config["expansion"],
+            groups=config["num_groups"],
+            downsample_times=config["downsample_times"],
+            head_channels=config["head_channels"],
+            final_channels=config["final_channels"],
+            classes=config["num_classes"],
             norm_scope=("branches", "fuse_layers", "post_fuse_layers")
-            if told["weight_norm"].startswith("every")
+            if config["weight_norm"].startswith("every")
             else ("branches",),
         )
         self.reference = entry["train_reference"]
@@ -42,12 +42,12 @@ class Golden:
         self.model: Any = MDEQClassifier(self.config, deq).double().eval()
         self.model.load_state_dict(self.weights)
 
-    def pyramid(self, name: str) -> list[Tensor]:
+    def read_pyramid(self, name: str) -> list[Tensor]:
         return [self.io[f"{name}.{i}"] for i in range(len(self.config.channels))]
 
 
-def f_again(config: MDEQConfig, state: dict[str, Tensor], z: list[Tensor], u: Tensor) -> Any:
-    """f by the formulas of the model's docstrings, from the state_dict of the whole model."""
+def compute_f(config: MDEQConfig, state: dict[str, Tensor], z: list[Tensor], u: Tensor) -> Any:
+    """Compute f by the formulas of the model's docstrings, from the whole model's state_dict."""
 
     def weight(name: str) -> Tensor:
         if f"full_stage.{name}.weight" in state:

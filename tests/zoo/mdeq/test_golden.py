@@ -18,8 +18,8 @@ def test_golden_injection_and_one_application_of_f(name: str) -> None:
     golden = Golden(name)
     u = golden.model.inject(golden.io["x"])
     assert_matches(u, golden.io["u0"])
-    image = golden.model.full_stage(*golden.pyramid("z_in"), u)
-    assert_matches(image, golden.pyramid("f_z_in"))
+    image = golden.model.full_stage(*golden.read_pyramid("z_in"), u)
+    assert_matches(image, golden.read_pyramid("f_z_in"))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -27,7 +27,7 @@ def test_golden_injection_and_one_application_of_f(name: str) -> None:
 def test_golden_logits_of_given_pyramids(name: str) -> None:
     golden = Golden(name)
     for state in ("z_in", "z_star"):
-        logits = golden.model.classify(golden.pyramid(state))
+        logits = golden.model.classify(golden.read_pyramid(state))
         assert_matches(logits, golden.io[f"logits_from_{state}"])
 
 
@@ -39,7 +39,7 @@ def test_golden_fixed_point(name: str, solver: str) -> None:
     (logits,), stats = golden.model(golden.io["x"])
     assert bool(stats.converged.all())
     (z,), _ = golden.model.solve(golden.model.inject(golden.io["x"]))
-    assert_matches(z, golden.pyramid("z_star"))
+    assert_matches(z, golden.read_pyramid("z_star"))
     assert_matches(logits, golden.io["logits_from_z_star"])
 
 
