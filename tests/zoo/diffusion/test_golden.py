@@ -31,7 +31,7 @@ def pick_noise(name: str) -> Tensor | None:
 
 
 @torch.no_grad()
-def test_golden_network_and_its_parameters() -> None:
+def test_golden_network_and_its_parameters_are_reproduced() -> None:
     unet, io, facts = load_golden()
     assert sum(p.numel() for p in unet.parameters()) == facts["config"]["parameters"]
     assert measure_error(unet(io["unet.x"], io["unet.t"]).sample, io["unet.out"]) < 1e-5
@@ -46,7 +46,7 @@ def test_golden_weights_come_back_under_their_old_names() -> None:
 
 @pytest.mark.parametrize("name", CHAINS)
 @torch.no_grad()
-def test_golden_function(name: str) -> None:
+def test_golden_function_is_reproduced(name: str) -> None:
     _, io, _ = load_golden()
     chain, z0, noise = make_chain(name), io[f"{name}.xT"], pick_noise(name)
     s = chain.steps
@@ -76,14 +76,14 @@ def test_golden_fixed_point_is_the_sequential_chain(name: str, window: int) -> N
     assert measure_error(chain.states(z0, noise)[0], io[f"{name}.sequential"][1:]) < 1e-5
 
 
-def test_golden_encoder() -> None:
+def test_golden_encoder_is_reproduced() -> None:
     _, io, _ = load_golden()
     encoded = make_chain("inv").encode(io["inv.target"])
     assert measure_error(encoded[0], io["inv.encoded"][-1]) < 1e-5
 
 
 @pytest.mark.parametrize("window", [1, 4, 0])
-def test_golden_exact_gradient(window: int) -> None:
+def test_golden_exact_gradient_is_reproduced(window: int) -> None:
     _, io, _ = load_golden()
     z0 = io["inv.encoded"][-1:].clone().requires_grad_()
     adjoint = Adjoint(window=window, solver="fixed_point_iter")
@@ -95,7 +95,7 @@ def test_golden_exact_gradient(window: int) -> None:
     assert measure_error(z0.grad[0], io["inv.exact_grad_xT"]) < 1e-4
 
 
-def test_golden_inversion(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_golden_inversion_is_reproduced(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the release's start: rows after the first stay at the encoded noise."""
     _, io, facts = load_golden()
     chain, encoded = make_chain("inv", "timestep"), io["inv.encoded"][-1:]

@@ -145,7 +145,7 @@ def test_missing_files_are_errors(tmp_path: Path) -> None:
         datasets.things(root / "FlyingThings3D")
 
 
-def test_golden_split_of_chairs() -> None:
+def test_golden_split_of_chairs_is_reproduced() -> None:
     facts = load_facts("deq-flow", "chairs_val_indices")
     assert (PAIRS, sorted(VALIDATION)) == (facts["total"], facts["validation"])
 

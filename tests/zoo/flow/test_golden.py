@@ -23,7 +23,7 @@ PLAIN = {"f_solver": "simple_fixed_point_iter", "f_max_iter": 8}
 
 @pytest.mark.parametrize("storage", ["volume", "on_demand"])
 @torch.no_grad()
-def test_golden_features_lookup_and_one_application(storage: Any) -> None:
+def test_golden_features_lookup_and_one_application_are_reproduced(storage: Any) -> None:
     # In double precision: in single, both sides of the lookup are 5e-5 from the truth.
     model = make_model(PLAIN, correlation=storage, dtype=torch.float64)
     io = load_tensors(MODEL, "io", torch.float64)
@@ -44,7 +44,7 @@ def test_golden_features_lookup_and_one_application(storage: Any) -> None:
 
 
 @torch.no_grad()
-def test_golden_flow_after_eight_plain_iterations() -> None:
+def test_golden_flow_after_eight_plain_iterations_is_reproduced() -> None:
     io, model = load_tensors(MODEL, "io"), make_model(PLAIN)
     (flow,), state, stats = model(*pick_images(io))
     assert stats.nfe == 8
@@ -56,7 +56,7 @@ def test_golden_flow_after_eight_plain_iterations() -> None:
 
 
 @torch.no_grad()
-def test_golden_flow_with_global_motion_aggregation() -> None:
+def test_golden_flow_with_global_motion_aggregation_is_reproduced() -> None:
     io, model = load_tensors(MODEL, "io"), make_model(PLAIN, gma=True)
     given = model.inject(*pick_images(io))
     assert given.attention is not None
@@ -90,7 +90,7 @@ def compute_losses(
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_golden_training_graph(name: str) -> None:
+def test_golden_training_graph_is_reproduced(name: str) -> None:
     io, expected = load_tensors(MODEL, "io"), load_facts(MODEL, "train_check")[name]
     deq, config = GRAPHS[name]
     model = make_model(deq, **config).train()
@@ -108,7 +108,7 @@ def test_golden_training_graph(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_golden_training_graph_in_double_precision(name: str) -> None:
+def test_golden_training_graph_in_double_precision_is_reproduced(name: str) -> None:
     io, expected = load_tensors(MODEL, "io"), load_facts(MODEL)["float64_reference"][name]
     deq, config = GRAPHS[name]
     model = make_model(deq, dtype=torch.float64, **config).train()
@@ -120,7 +120,7 @@ def test_golden_training_graph_in_double_precision(name: str) -> None:
 
 @pytest.mark.parametrize("gma", [False, True])
 @pytest.mark.parametrize("size", ["tiny", "base", "large", "huge", "gigantic"])
-def test_golden_parameter_counts(size: str, gma: bool) -> None:
+def test_golden_parameter_counts_are_reproduced(size: str, gma: bool) -> None:
     expected = load_facts(MODEL)["parameter_counts"][f"{size}-gma" if gma else size]
     for name, counts in expected.items():
         norm, _, narrow = name.partition("/")

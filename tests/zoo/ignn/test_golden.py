@@ -64,7 +64,7 @@ def make_ppi(**options: Any) -> tuple[SkipIGNN, Graphs, dict[str, Tensor]]:
 
 
 @torch.no_grad()
-def test_golden_ppi_evaluation() -> None:
+def test_golden_ppi_evaluation_is_reproduced() -> None:
     model, graph, io = make_ppi()
     assert_matches(graph.rho, io["eval.adj_rho"])
     check_layers(model.ignn, io, "eval.", graph)  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ def test_golden_ppi_evaluation() -> None:
 @pytest.mark.parametrize(
     ("case", "options"), [("train_pg5", {"grad": 5, "tau": 0.5}), ("train_ift", {"ift": True})]
 )
-def test_golden_ppi_training_step(case: str, options: dict[str, Any]) -> None:
+def test_golden_ppi_training_step_is_reproduced(case: str, options: dict[str, Any]) -> None:
     model, graph, io = make_ppi(**options)
     out = model.train()(io["x"], graph)
     loss = F.binary_cross_entropy_with_logits(out.logits, io["y"])
@@ -95,7 +95,7 @@ def test_golden_ppi_training_step(case: str, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("norm", ["none", "weight_norm"])
 @torch.no_grad()
-def test_golden_chains(norm: str) -> None:
+def test_golden_chains_are_reproduced(norm: str) -> None:
     io = read("chains.io")
     config = IGNNConfig(width=4, kappa=0.9, unit=True, start="zeros")
     model = NodeIGNN(100, 2, config, {**TIGHT, "norm_type": norm})
@@ -112,7 +112,7 @@ def test_golden_chains(norm: str) -> None:
         assert_matches(model.ig1.W.data, io["none.W_param_after_forward"])
 
 
-def test_golden_chains_data() -> None:
+def test_golden_chains_data_are_reproduced() -> None:
     io, made = read("chains.io"), chains()
     assert made.x is not None
     for part in ("train", "val", "test"):
@@ -126,7 +126,7 @@ def test_golden_chains_data() -> None:
 
 
 @torch.no_grad()
-def test_golden_amazon() -> None:
+def test_golden_amazon_is_reproduced() -> None:
     io = read("amazon.io")
     config = IGNNConfig(width=4, kappa=load_facts("ignn")["cases"]["amazon"]["config"]["kappa"],
                         start="zeros")  # fmt: skip
@@ -142,7 +142,7 @@ def test_golden_amazon() -> None:
 
 @pytest.mark.parametrize("case", ["train_adj", "test_adj"])
 @torch.no_grad()
-def test_golden_graph_classification(case: str) -> None:
+def test_golden_graph_classification_is_reproduced(case: str) -> None:
     io = read("graph.io")
     model = GraphIGNN(3, 2, IGNNConfig(width=8, kappa=0.9), TIGHT)
     load_weights(model, read("graph.state_dict"))
@@ -155,7 +155,7 @@ def test_golden_graph_classification(case: str) -> None:
     assert [len(stats.status) for stats in out.stats] == [3, 3, 3]
 
 
-def test_golden_f1() -> None:
+def test_golden_f1_is_reproduced() -> None:
     facts = load_facts("ignn", "metrics")
     logits, y = torch.tensor(facts["logits"]), torch.tensor(facts["y"])
     scores = f1_scores("test", logits > 0, y)

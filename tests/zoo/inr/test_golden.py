@@ -27,7 +27,7 @@ def compute_gradient_norms(field: nn.Module) -> dict[str, float]:
 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_golden_tensors(name: str) -> None:
+def test_golden_tensors_are_reproduced(name: str) -> None:
     field, io = make_model(name).eval(), read(name)
     reset_norm(field)
     u = field.injection(io["x"])
@@ -51,7 +51,7 @@ def test_golden_tensors(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_golden_training_step(name: str) -> None:
+def test_golden_training_step_is_reproduced(name: str) -> None:
     field, io = make_model(name), read(name)
     reference = load_facts("deq-inr")["files"][name]["train_reference"]
     loss = compute_mse(field(io["x"]).values[-1], io["target"])
@@ -81,7 +81,7 @@ def test_golden_fixed_point_correction_reaches_the_loss() -> None:
     ("case", "warm"), [("image_warm_start", True), ("image_full_solve", False)]
 )
 @pytest.mark.parametrize("points_at_once", [0, 100])
-def test_golden_training_trace(case: str, warm: bool, points_at_once: int) -> None:
+def test_golden_training_trace_is_reproduced(case: str, warm: bool, points_at_once: int) -> None:
     expected = load_facts("deq-inr")["training_traces"][case]
     _, _, config = read_config("siren_image_1L")
     field = make_model("siren_image_1L", f_tol=1e-11)
@@ -96,7 +96,7 @@ def test_golden_training_trace(case: str, warm: bool, points_at_once: int) -> No
     assert psnr_after == pytest.approx(expected["eval_psnr_after"], rel=1e-9)
 
 
-def test_golden_counts_of_the_presets() -> None:
+def test_golden_counts_of_the_presets_are_reproduced() -> None:
     for preset in load_facts("deq-inr")["presets"].values():
         config = FieldConfig(
             filter=preset["filter"], width=preset["hidden"], layers=preset["n_layers"]
@@ -121,7 +121,7 @@ class Counted:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", range(8))
-def test_golden_small_training_runs(case: int) -> None:
+def test_golden_small_training_runs_are_reproduced(case: int) -> None:
     """Train from random starts in float32: means over three seeds agree within their spread."""
     facts = load_facts("deq-inr")["small_training_runs"]["runs"][case]
     image = read("small_images")[facts["image"]]

@@ -21,7 +21,7 @@ def write_corpus(folder: Path, train: list[str], valid: list[str]) -> None:
     (folder / "wiki.valid.tokens").write_text("\n".join(valid) + "\n", encoding="utf-8")
 
 
-def test_golden_vocabulary_ids_and_batches(tmp_path: Path) -> None:
+def test_golden_vocabulary_ids_and_batches_are_reproduced(tmp_path: Path) -> None:
     facts = load_facts("deq-lm", "data_pipeline")
     write_corpus(tmp_path, facts["train_lines"], facts["valid_lines"])
     corpus = wikitext(tmp_path)

@@ -17,7 +17,7 @@ MODELS = ["deq-lm", "deq-seq"]
 @pytest.mark.parametrize("segment", [0, 1, 2])
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_golden_states_losses_and_memory(name: str, segment: int) -> None:
+def test_golden_states_losses_and_memory_are_reproduced(name: str, segment: int) -> None:
     golden = Golden(name)
     model, io, seg = golden.make_model(), golden.io, f"seg{segment}"
     ids, target = io[f"{seg}.data"], io[f"{seg}.target"]
@@ -48,7 +48,7 @@ def test_golden_states_losses_and_memory(name: str, segment: int) -> None:
 @pytest.mark.parametrize("steps", [1, 2, 12, 24])
 @pytest.mark.parametrize("segment", [0, 1, 2])
 @torch.no_grad()
-def test_golden_unrolled_steps(segment: int, steps: int) -> None:
+def test_golden_unrolled_steps_are_reproduced(segment: int, steps: int) -> None:
     golden = Golden("deq-lm")
     model, ids = golden.make_model(), golden.io[f"seg{segment}.data"]
     z = model(ids, golden.read_memory(segment), f_max_iter=steps).z
@@ -60,7 +60,7 @@ def test_golden_unrolled_steps(segment: int, steps: int) -> None:
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_golden_gradients(name: str, recompute: bool) -> None:
+def test_golden_gradients_are_reproduced(name: str, recompute: bool) -> None:
     golden = Golden(name, dropout=0.0, recompute=recompute)
     model = golden.make_model().train()
     out = model(golden.io["seg1.data"], golden.read_memory(1))
@@ -90,7 +90,7 @@ def compare_gradients(golden: Golden, model: DEQTransformer) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_golden_dropout_with_the_masks_given(name: str) -> None:
+def test_golden_dropout_with_the_masks_given_is_reproduced(name: str) -> None:
     golden = Golden(name, dropout=0.25, attention_dropout=0.1)
     model, io = golden.make_model().train(), golden.io
     model.embedding_drop.mask = golden.read_mask("iodrop_embedding")
@@ -110,7 +110,7 @@ def test_golden_dropout_with_the_masks_given(name: str) -> None:
     assert_matches(model.nll(out.z, io["seg1.target"]).mean()[None], io["drop.loss"])
 
 
-def test_golden_jacobian_regularisation_and_adjoint() -> None:
+def test_golden_jacobian_regularisation_and_adjoint_are_reproduced() -> None:
     golden = Golden("deq-seq", dropout=0.0)
     model = golden.make_model()
     with torch.no_grad():
@@ -128,7 +128,7 @@ def test_golden_jacobian_regularisation_and_adjoint() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_golden_in_single_precision(name: str) -> None:
+def test_golden_losses_are_reproduced_in_single_precision(name: str) -> None:
     golden = Golden(name)
     with torch.enable_grad():
         model = golden.make_model().float()

@@ -14,7 +14,7 @@ NAMES = ("tiny", "mini4")
 
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_golden_injection_and_one_application_of_f(name: str) -> None:
+def test_golden_injection_and_one_application_of_f_are_reproduced(name: str) -> None:
     golden = Golden(name)
     u = golden.model.inject(golden.io["x"])
     assert_matches(u, golden.io["u0"])
@@ -24,7 +24,7 @@ def test_golden_injection_and_one_application_of_f(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_golden_logits_of_given_pyramids(name: str) -> None:
+def test_golden_logits_of_given_pyramids_are_reproduced(name: str) -> None:
     golden = Golden(name)
     for state in ("z_in", "z_star"):
         logits = golden.model.classify(golden.read_pyramid(state))
@@ -34,7 +34,7 @@ def test_golden_logits_of_given_pyramids(name: str) -> None:
 @pytest.mark.parametrize("solver", ["fixed_point_iter", "anderson", "broyden"])
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_golden_fixed_point(name: str, solver: str) -> None:
+def test_golden_fixed_point_is_reproduced(name: str, solver: str) -> None:
     golden = Golden(name, f_solver=solver, f_max_iter=200, f_tol=1e-13, f_stop_mode="rel")
     (logits,), stats = golden.model(golden.io["x"])
     assert bool(stats.converged.all())
@@ -44,7 +44,7 @@ def test_golden_fixed_point(name: str, solver: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_golden_training_step(name: str) -> None:
+def test_golden_training_step_is_reproduced(name: str) -> None:
     options = {"f_max_iter": 200, "f_tol": 1e-13, "f_stop_mode": "rel", "grad": 5, "tau": 0.5}
     golden = Golden(name, **options)
     model = golden.model.train()
@@ -71,7 +71,7 @@ def test_golden_training_step(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_golden_sizes(name: str) -> None:
+def test_golden_sizes_are_reproduced(name: str) -> None:
     golden = Golden(name)
     assert sum(p.numel() for p in golden.model.parameters()) == golden.parameters
     shapes = {key: value.shape for key, value in golden.weights.items()}
