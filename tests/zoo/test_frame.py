@@ -1,4 +1,4 @@
-"""The zoo's frame: settings, checkpoints, resuming, and what a user is told."""
+"""The zoo's frame: settings, checkpoints, resuming and messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.zoo.toy import Toy, toy
 from torchdeq import DEQConfig
 
 
-def weights(run: Run) -> dict[str, torch.Tensor]:
+def read_weights(run: Run) -> dict[str, torch.Tensor]:
     return Checkpoint.load(run.last).model
 
 
@@ -86,7 +86,7 @@ class TestValues:
             ("clip_value=-1", "clip_value must be at least 0"),
         ],
     )
-    def test_a_wrong_setting_is_told(self, setting: str, message: str) -> None:
+    def test_a_wrong_setting_is_an_error(self, setting: str, message: str) -> None:
         with pytest.raises(ZooError, match=message):
             with_settings(toy(), [setting])
 
@@ -111,8 +111,8 @@ class TestValues:
             from_data({"class": "deq_zoo.optim:Adam", "lrr": 1.0})
 
     def test_every_field_has_a_path(self) -> None:
-        known = {path for path, _, _ in paths(toy())}
-        assert {"task.deq.f_solver", "optim.lr", "optim.betas", "seed", "task.sizes"} <= known
+        all_paths = {path for path, _, _ in paths(toy())}
+        assert {"task.deq.f_solver", "optim.lr", "optim.betas", "seed", "task.sizes"} <= all_paths
 
 
 class TestSchedules:
@@ -153,15 +153,15 @@ class TestBatches:
 class TestCheckpoints:
     def test_everything_comes_back(self, tmp_path: Path) -> None:
         shared = torch.randn(3)
-        held = Checkpoint(
+        checkpoint = Checkpoint(
             7, {"a": shared, "b": shared, "c": torch.randn(2, 2).mT},
             {"state": {0: {"step": torch.tensor(3.0), "m": shared}}, "param_groups": [{"lr": 0.1}]},
             carry=(torch.ones(2, dtype=torch.bfloat16), None, [1, "x"]), randomness=random_state(),
             notes={"best": None}, config={"name": "toy"},
         )  # fmt: skip
-        held.save(tmp_path / "deep" / "x.safetensors")
+        checkpoint.save(tmp_path / "deep" / "x.safetensors")
         again = Checkpoint.load(tmp_path / "deep" / "x.safetensors")
-        torch.testing.assert_close(again.model, held.model)
+        torch.testing.assert_close(again.model, checkpoint.model)
         assert again.optimizer["param_groups"] == [{"lr": 0.1}]
         assert torch.equal(again.optimizer["state"][0]["m"], shared)
         assert isinstance(again.carry, tuple)
@@ -173,7 +173,7 @@ class TestCheckpoints:
         assert got[1:] == expected[1:]
         assert not list(tmp_path.rglob("*.part"))
 
-    def test_bad_files_are_told(self, tmp_path: Path) -> None:
+    def test_bad_files_are_errors(self, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="there is no checkpoint"):
             Checkpoint.load(tmp_path / "none.safetensors")
         broken = tmp_path / "broken.safetensors"
@@ -192,10 +192,10 @@ class TestCheckpoints:
         path = tmp_path / "x.safetensors"
         Checkpoint(1, {"a": torch.ones(1)}).save(path)
 
-        def full(*args: Any) -> None:
+        def raise_full(*args: Any) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("deq_zoo.checkpoint.save_file", full)
+        monkeypatch.setattr("deq_zoo.checkpoint.save_file", raise_full)
         with pytest.raises(
             CheckpointError,
             match=r"No space left .* that was there is intact",
@@ -228,7 +228,7 @@ class TestTraining:
         other.log("train", 2, {"loss": 0.0})  # written after the checkpoint, before a kill
         result = train(other, toy(), quiet=True, cpu=True, resume=True)
         assert result.finished
-        torch.testing.assert_close(weights(other), weights(run), rtol=0, atol=0)
+        torch.testing.assert_close(read_weights(other), read_weights(run), rtol=0, atol=0)
         assert [line["step"] for line in other.lines("train")] == [4, 8, 12, 16, 20, 24]
 
     def test_a_run_without_a_checkpoint_begins_anew(self, run: Run) -> None:
@@ -265,7 +265,7 @@ class TestTraining:
         run = Run.create(tmp_path / "run", "toy", preset)
         with pytest.raises(ZooError, match=r"the loss is .* lower the learning rate"):
             train(run, preset, quiet=True, cpu=True)
-        assert all(torch.isfinite(t).all() for t in weights(run).values())
+        assert all(torch.isfinite(t).all() for t in read_weights(run).values())
 
     def test_a_score_that_is_no_number_never_wins(self) -> None:
         score = Score("accuracy")
@@ -309,7 +309,7 @@ class TestTraining:
             )
             run = Run.create(tmp_path / name, "toy", preset)
             train(run, preset, quiet=True, cpu=True)
-            states.append(weights(run))
+            states.append(read_weights(run))
         largest = max(float((states[1][key] - states[0][key]).abs().max()) for key in states[0])
         assert largest == pytest.approx(1e-3, rel=1e-3)
 
@@ -335,7 +335,7 @@ class TestTraining:
         assert process.wait() == (-9 if number == signal.SIGKILL else 128 + number)
         assert 0 <= Checkpoint.load(killed.last).step < 400
         train(killed, preset, quiet=True, cpu=True, resume=True)
-        torch.testing.assert_close(weights(killed), weights(whole), rtol=0, atol=0)
+        torch.testing.assert_close(read_weights(killed), read_weights(whole), rtol=0, atol=0)
 
 
 class TestRuns:
@@ -365,7 +365,7 @@ class TestRuns:
             Run.create(other / "config.json" / "x", "toy", toy())
 
     @pytest.mark.parametrize("text", ["{}", "[]", "5", '{"name": 1, "preset": {"class": 3}}'])
-    def test_a_damaged_configuration_is_told(self, run: Run, text: str) -> None:
+    def test_a_damaged_configuration_is_an_error(self, run: Run, text: str) -> None:
         run.config.write_text(text)
         with pytest.raises(ZooError, match=r"config\.json"):
             run.preset()
@@ -384,9 +384,9 @@ class TestRuns:
         assert deq_zoo.load(run.best).preset == toy()
         with pytest.raises(ZooError, match="no run folder or checkpoint"):
             deq_zoo.load(run.path / "nothing")
-        held = Checkpoint.load(run.last)
-        del held.model["out.bias"]
-        held.save(run.last)
+        checkpoint = Checkpoint.load(run.last)
+        del checkpoint.model["out.bias"]
+        checkpoint.save(run.last)
         run.best.unlink()
         with pytest.raises(
             CheckpointError, match=r'do not fit the model: Missing key.*"out\.bias"'
@@ -395,7 +395,7 @@ class TestRuns:
 
 
 def save_weights(task: Toy, folder: Path, *options: str) -> dict[str, torch.Tensor]:
-    """Weights in the shape of a release, converted to ``net.safetensors``."""
+    """Save weights in the shape of a release, convert them to `net.safetensors` and return them."""
     state = task.build().state_dict()
     released = {f"module.{k.replace('f.', 'linear.')}": v for k, v in state.items()}
     torch.save({"state_dict": released, "epoch": 3}, folder / "net.pth")
@@ -410,8 +410,8 @@ class TestCommands:
         out = tmp_path / "run"
         common = ["train", "toy", "--out", str(out), "--cpu"]
         assert main([*common, "--ift", "--b_solver", "gmres", "--set", "steps=8"]) == 0
-        told = capsys.readouterr().out
-        lines = [json.loads(line) for line in told.splitlines()]
+        output = capsys.readouterr().out
+        lines = [json.loads(line) for line in output.splitlines()]
         assert lines[0]["of"] == 8
         assert lines[-1]["mse"] > 0
         assert Run.open(out).preset().task.deq == DEQConfig(
@@ -507,8 +507,8 @@ class TestCommands:
 
     def test_info_and_list(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["info", "toy"]) == 0
-        told = capsys.readouterr().out
-        assert "81 parameters" in told
-        assert "task.deq.f_max_iter = 20" in told
+        output = capsys.readouterr().out
+        assert "81 parameters" in output
+        assert "task.deq.f_max_iter = 20" in output
         assert main(["list"]) == 0
         assert "toy" in capsys.readouterr().out

@@ -21,14 +21,14 @@ from deq_zoo.errors import DataError
 from deq_zoo.images.cifar import CIFAR10_CLASSES, cifar10, read_batch
 from deq_zoo.images.labelled import ImageFolder, stratified
 from deq_zoo.images.mnist import digits_table, mnist_digits
-from tests.zoo.mdeq.nets import DATA
+from tests.golden import find_data
 
 rng = np.random.default_rng(0)
 PurePythonPickler: Any = pickle._Pickler
 
 
 class Python2Pickler(PurePythonPickler):  # type: ignore[misc]
-    """Writes byte strings as Python 2 wrote strings, as in the official files."""
+    """A pickler of byte strings in the form of Python 2, as in the official files."""
 
     dispatch: ClassVar[dict[type, Any]] = dict(PurePythonPickler.dispatch)
 
@@ -39,14 +39,14 @@ class Python2Pickler(PurePythonPickler):  # type: ignore[misc]
     dispatch[bytes] = save_string
 
 
-def pickled(batch: Any, module: bytes = b"numpy.core.multiarray") -> bytes:
+def to_pickle(batch: Any, module: bytes = b"numpy.core.multiarray") -> bytes:
     file = io.BytesIO()
     Python2Pickler(file, 2).dump(batch)
     return file.getvalue().replace(b"numpy._core.multiarray", module)
 
 
 def write_batches(folder: Path, n: int = 3) -> tuple[Any, list[int]]:
-    """The six official files with ``n`` images each; pixels and labels of training."""
+    """Write the six official files of `n` images; return pixels and labels of training."""
     folder.mkdir(parents=True, exist_ok=True)
     pixels, labels = [], []
     for k in range(1, 7):
@@ -54,7 +54,7 @@ def write_batches(folder: Path, n: int = 3) -> tuple[Any, list[int]]:
         y = [(k + i) % 10 for i in range(n)]
         batch = {b"batch_label": b"a batch", b"labels": y, b"data": x, b"filenames": [b"a"] * n}
         name = f"data_batch_{k}" if k < 6 else "test_batch"
-        (folder / name).write_bytes(pickled(batch))
+        (folder / name).write_bytes(to_pickle(batch))
         if k < 6:
             pixels.append(x)
             labels += y
@@ -77,7 +77,7 @@ def test_official_batches_are_read_in_order(tmp_path: Path, inside: str) -> None
 
 @pytest.mark.parametrize("module", [b"numpy.core.multiarray", b"numpy._core.multiarray"])
 def test_names_of_old_and_new_numpy_are_read(tmp_path: Path, module: bytes) -> None:
-    (tmp_path / "x").write_bytes(pickled({b"data": np.arange(3, dtype=np.uint8)}, module))
+    (tmp_path / "x").write_bytes(to_pickle({b"data": np.arange(3, dtype=np.uint8)}, module))
     assert read_batch(tmp_path / "x")[b"data"].tolist() == [0, 1, 2]
 
 
@@ -96,7 +96,7 @@ def test_a_pickle_with_code_is_refused_and_not_run(
     tmp_path: Path, evil: Malice, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_batches(tmp_path)
-    (tmp_path / "test_batch").write_bytes(pickled({b"data": evil}))
+    (tmp_path / "test_batch").write_bytes(to_pickle({b"data": evil}))
     with pytest.raises(DataError, match=r"it asks for (__builtin__|builtins)\.\w+, which is no"):
         cifar10(tmp_path, "test")
     assert "harm" not in capsys.readouterr().out
@@ -107,14 +107,17 @@ def test_a_pickle_with_code_is_refused_and_not_run(
     [
         (b"", "cannot read"),
         (b"garbage", "cannot read"),
-        (pickled({b"data": np.zeros((2, 3072), np.uint8)})[:-20], "cannot read"),
-        (pickled([1, 2]), "must hold a dict, got list"),
-        (pickled({b"data": np.zeros((2, 3072))}), "an array of 'f8', not of bytes"),
-        (pickled({b"labels": [1]}), "'data' are no rows of 3072 bytes"),
-        (pickled({b"data": np.zeros((2, 10), np.uint8), b"labels": [0, 1]}), "no rows of 3072"),
-        (pickled({b"data": np.zeros((2, 3072), np.uint8)}), "no list of numbers"),
-        (pickled({b"data": np.zeros((2, 3072), np.uint8), b"labels": [0]}), "for 1 labels"),
-        (pickled({b"data": np.zeros((1, 3072), np.uint8), b"labels": [10]}), "from 0 to 9, got 10"),
+        (to_pickle({b"data": np.zeros((2, 3072), np.uint8)})[:-20], "cannot read"),
+        (to_pickle([1, 2]), "must hold a dict, got list"),
+        (to_pickle({b"data": np.zeros((2, 3072))}), "an array of 'f8', not of bytes"),
+        (to_pickle({b"labels": [1]}), "'data' are no rows of 3072 bytes"),
+        (to_pickle({b"data": np.zeros((2, 10), np.uint8), b"labels": [0, 1]}), "no rows of 3072"),
+        (to_pickle({b"data": np.zeros((2, 3072), np.uint8)}), "no list of numbers"),
+        (to_pickle({b"data": np.zeros((2, 3072), np.uint8), b"labels": [0]}), "for 1 labels"),
+        (
+            to_pickle({b"data": np.zeros((1, 3072), np.uint8), b"labels": [10]}),
+            "from 0 to 9, got 10",
+        ),
     ],
 )
 def test_a_corrupt_batch_is_named(tmp_path: Path, content: bytes, message: str) -> None:
@@ -128,14 +131,14 @@ def test_a_corrupt_batch_is_named(tmp_path: Path, content: bytes, message: str) 
 def test_a_damaged_pickle_is_read_or_named_and_nothing_else(
     tmp_path: Path, place: int, value: int
 ) -> None:
-    whole = bytearray(pickled({b"data": np.arange(12, dtype=np.uint8), b"labels": [1, 2, 300]}))
+    whole = bytearray(to_pickle({b"data": np.arange(12, dtype=np.uint8), b"labels": [1, 2, 300]}))
     whole[place % len(whole)] = value
     (tmp_path / "x").write_bytes(whole)
     with contextlib.suppress(DataError):
         read_batch(tmp_path / "x")
 
 
-def jpeg(image: Any) -> bytes:
+def to_jpeg(image: Any) -> bytes:
     file = io.BytesIO()
     Image.fromarray(image).save(file, "JPEG", quality=95)
     return file.getvalue()
@@ -148,7 +151,7 @@ def test_archives_of_pixels_and_of_jpegs_agree(tmp_path: Path) -> None:
     )
     y = np.array([3, 9], np.uint8)
     np.savez(tmp_path / "cifar10_lossless_test.npz", x=x, y=y)
-    files = [jpeg(np.ascontiguousarray(image)) for image in x]
+    files = [to_jpeg(np.ascontiguousarray(image)) for image in x]
     ends = np.cumsum([0, *map(len, files)])
     whole = np.frombuffer(b"".join(files), np.uint8)
     np.savez(tmp_path / "cifar10_jpeg_test2k.npz", jpeg=whole, ptr=ends, y=y)
@@ -271,13 +274,12 @@ def test_digits_without_their_package_name_the_extra(monkeypatch: pytest.MonkeyP
 
 
 def test_real_archives_hold_the_same_test_images() -> None:
-    if not DATA.is_dir():
-        pytest.skip("the CIFAR-10 archives are not here")
-    exact, near = cifar10(DATA, "test", "lossless"), cifar10(DATA, "test", "jpeg")
+    folder = find_data("cifar10")
+    exact, near = cifar10(folder, "test", "lossless"), cifar10(folder, "test", "jpeg")
     assert (len(exact), len(near)) == (500, 2000)
     with (
-        np.load(DATA / "cifar10_lossless_test.npz") as a,
-        np.load(DATA / "cifar10_jpeg_test2k.npz") as b,
+        np.load(folder / "cifar10_lossless_test.npz") as a,
+        np.load(folder / "cifar10_jpeg_test2k.npz") as b,
     ):
         places = {int(place): k for k, place in enumerate(b["official_index"])}
         pairs = [(k, places[int(p)]) for k, p in enumerate(a["official_index"]) if int(p) in places]

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from deq_zoo.diffusion import UNetConfig, make_unet
 from deq_zoo.diffusion.convert import from_ddpm
 from deq_zoo.diffusion.package import diffusers
+from tests.golden import load_facts, load_tensors
 
-GOLDEN = Path(__file__).parents[4] / "shared" / "golden" / "deq-ddim"  # where present
 TINY = UNetConfig(size=16, widths=(32, 64), blocks=1, attention=(8,), dropout=0.0)
 
 
 class Net(nn.Module):
-    """A smooth denoiser of milliseconds that knows its timestep."""
+    """A smooth denoiser that depends on its timestep and takes milliseconds."""
 
     def __init__(self, channels: int = 1, width: int = 4) -> None:
         super().__init__()
@@ -37,56 +34,58 @@ class Net(nn.Module):
         return out
 
 
-def net(dtype: torch.dtype = torch.float64, seed: int = 0, channels: int = 1) -> Net:
+def make_net(dtype: torch.dtype = torch.float64, seed: int = 0, channels: int = 1) -> Net:
     torch.manual_seed(seed)
     return Net(channels).to(dtype).eval()
 
 
-def scheduler(exact: bool = True, **options: Any) -> Any:
-    """DDIM's; ``exact`` computes its coefficients in float64."""
-    made = diffusers().DDIMScheduler(**{"clip_sample": False, **options})
+def make_scheduler(exact: bool = True, **options: Any) -> Any:
+    """Build DDIM's scheduler; `exact` computes its coefficients in float64."""
+    scheduler = diffusers().DDIMScheduler(**{"clip_sample": False, **options})
     if exact:
-        made.alphas_cumprod = made.alphas_cumprod.double()
-        made.final_alpha_cumprod = made.final_alpha_cumprod.double()
-    return made
+        scheduler.alphas_cumprod = scheduler.alphas_cumprod.double()
+        scheduler.final_alpha_cumprod = scheduler.final_alpha_cumprod.double()
+    return scheduler
 
 
-def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 @torch.no_grad()
-def by_steps(
-    unet: nn.Module, made: Any, T: int, z0: Tensor, eta: float = 0.0, noise: Tensor | None = None
+def run_steps(
+    unet: nn.Module,
+    scheduler: Any,
+    T: int,
+    z0: Tensor,
+    eta: float = 0.0,
+    noise: Tensor | None = None,
 ) -> Tensor:
-    """The chain as diffusers runs it: (B, T, C, H, W)."""
-    made.set_timesteps(T)
-    z, held = z0, []
-    for k, t in enumerate(made.timesteps):
+    """Run the chain as diffusers does and return its states, (B, T, C, H, W)."""
+    scheduler.set_timesteps(T)
+    z, states = z0, []
+    for k, t in enumerate(scheduler.timesteps):
         m = unet(z, t.expand(len(z)))
         m = m if isinstance(m, Tensor) else m.sample
         extra = {} if noise is None else {"variance_noise": noise[:, k]}
-        z = made.step(m, int(t), z, eta=eta, **extra).prev_sample
-        held.append(z)
-    return torch.stack(held, dim=1)
+        z = scheduler.step(m, int(t), z, eta=eta, **extra).prev_sample
+        states.append(z)
+    return torch.stack(states, dim=1)
 
 
 @cache
-def golden() -> tuple[nn.Module, dict[str, Tensor], Any]:
-    """The tiny network with its weights, the tensors and the manifest."""
-    if not GOLDEN.is_dir():
-        pytest.skip("the golden data is not here")
+def load_golden() -> tuple[nn.Module, dict[str, Tensor], Any]:
+    """Return the tiny network with its weights, the tensors and the manifest."""
     unet = make_unet(TINY).eval()
-    unet.load_state_dict(from_ddpm(load_file(GOLDEN / "weights_tiny.safetensors")))
-    facts = json.loads((GOLDEN / "manifest.json").read_text())
-    return unet, load_file(GOLDEN / "io.safetensors"), facts
+    unet.load_state_dict(from_ddpm(load_tensors("deq-ddim", "weights_tiny")))
+    return unet, load_tensors("deq-ddim", "io"), load_facts("deq-ddim")
 
 
-def error(got: Tensor, expected: Tensor) -> float:
-    """Relative to the largest entry."""
+def measure_error(got: Tensor, expected: Tensor) -> float:
+    """Return the largest difference relative to the largest expected entry."""
     return float((got - expected).abs().max() / expected.abs().max())
 
 
-def write(path: Path, width: int = 20, height: int = 10, level: int = 100) -> None:
+def write_picture(path: Path, width: int = 20, height: int = 10, level: int = 100) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (width, height), (level, 0, 255)).save(path)

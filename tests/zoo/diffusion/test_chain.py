@@ -12,15 +12,18 @@ from torch import Tensor, nn
 
 from deq_zoo.diffusion import ParallelChain, Steps, parallel_sample, spaced
 from deq_zoo.diffusion.package import diffusers
-from tests.zoo.diffusion.nets import by_steps, drawn, error, net, scheduler
+from tests.zoo.diffusion.nets import draw, make_net, make_scheduler, measure_error, run_steps
 from torchdeq import ConvergenceError, Status, StopRule
 from torchdeq.solver import SOLVERS
 
 EXACT = StopRule(60, 1e-14, "rel")
-DDPMScheduler = diffusers().DDPMScheduler
 
 
-def solved(chain: ParallelChain, z0: Tensor, noise: Tensor | None, **options: Any) -> Tensor:
+def make_ddpm(**options: Any) -> Any:
+    return diffusers().DDPMScheduler(**options)
+
+
+def solve_states(chain: ParallelChain, z0: Tensor, noise: Tensor | None, **options: Any) -> Tensor:
     options = {"solver": "fixed_point_iter", "stop": EXACT, "on_failure": "ignore", **options}
     return parallel_sample(chain, z0, noise, **options).states
 
@@ -29,16 +32,16 @@ def solved(chain: ParallelChain, z0: Tensor, noise: Tensor | None, **options: An
 @pytest.mark.parametrize("kind", ["epsilon", "sample", "v_prediction"])
 @pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])
 def test_fixed_point_is_the_chain_of_the_scheduler(spacing: str, kind: str, eta: float) -> None:
-    made = scheduler(timestep_spacing=spacing, prediction_type=kind)
-    unet, z0 = net(), drawn(2, 1, 6, 6)
-    chain = ParallelChain(unet, made, 30, eta)
+    scheduler = make_scheduler(timestep_spacing=spacing, prediction_type=kind)
+    unet, z0 = make_net(), draw(2, 1, 6, 6)
+    chain = ParallelChain(unet, scheduler, 30, eta)
     noise = chain.noise(z0, torch.Generator().manual_seed(1))
     assert (noise is None) == (eta == 0)
-    expected = by_steps(unet, made, 30, z0, eta, noise)
+    expected = run_steps(unet, scheduler, 30, z0, eta, noise)
     for window in (0, 8):
-        found = solved(chain, z0, noise, window=window)
-        assert float((found - expected).norm() / expected.norm()) < 1e-12
-    assert error(chain.states(z0, noise), expected) < 1e-12
+        result = solve_states(chain, z0, noise, window=window)
+        assert float((result - expected).norm() / expected.norm()) < 1e-12
+    assert measure_error(chain.states(z0, noise), expected) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -54,30 +57,30 @@ def test_fixed_point_is_the_chain_of_the_scheduler(spacing: str, kind: str, eta:
 )  # fmt: skip
 @pytest.mark.parametrize("eta", [0.0, 1.0])
 def test_steps_need_not_be_linear(options: dict[str, Any], eta: float) -> None:
-    made, unet, z0 = scheduler(**options), net(), drawn(3, 2, 4, 4)
-    unet = net(channels=2)
-    chain = ParallelChain(unet, made, 12, eta)
-    noise = drawn(3, 12, 2, 4, 4, seed=5) if eta else None
-    expected = by_steps(unet, made, 12, z0, eta, noise)
-    assert error(solved(chain, z0, noise), expected) < 1e-11
+    scheduler, unet, z0 = make_scheduler(**options), make_net(), draw(3, 2, 4, 4)
+    unet = make_net(channels=2)
+    chain = ParallelChain(unet, scheduler, 12, eta)
+    noise = draw(3, 12, 2, 4, 4, seed=5) if eta else None
+    expected = run_steps(unet, scheduler, 12, z0, eta, noise)
+    assert measure_error(solve_states(chain, z0, noise), expected) < 1e-11
 
 
 @pytest.mark.parametrize("variance", ["fixed_small", "fixed_large", "fixed_small_log"])
 @pytest.mark.parametrize("clip", [False, True])
 def test_one_step_of_ddpm(variance: str, clip: bool) -> None:
-    made = DDPMScheduler(variance_type=variance, clip_sample=clip)
-    made.set_timesteps(20)
-    unet, z = net(torch.float32), drawn(2, 1, 4, 4, dtype=torch.float32)
-    chain = ParallelChain(unet, made, 20)
+    scheduler = make_ddpm(variance_type=variance, clip_sample=clip)
+    scheduler.set_timesteps(20)
+    unet, z = make_net(torch.float32), draw(2, 1, 4, 4, dtype=torch.float32)
+    chain = ParallelChain(unet, scheduler, 20)
     noise = torch.zeros(2, 20, 1, 4, 4)
     for k in (0, 7, 19):
-        t = int(made.timesteps[k])
+        t = int(scheduler.timesteps[k])
         rng = torch.Generator().manual_seed(k)
         with torch.no_grad():
             m = unet(z, torch.full((2,), t))
-            expected = made.step(m, t, z, generator=rng).prev_sample
+            expected = scheduler.step(m, t, z, generator=rng).prev_sample
             noise[:, k] = torch.randn(z.shape, generator=torch.Generator().manual_seed(k))
-            assert error(chain.step(z, k, noise), expected) < 2e-5
+            assert measure_error(chain.step(z, k, noise), expected) < 2e-5
 
 
 @pytest.mark.parametrize("spacing", ["leading", "trailing", "linspace"])
@@ -86,39 +89,39 @@ def test_one_step_of_ddpm(variance: str, clip: bool) -> None:
 def test_float32_is_as_near_to_the_chain_as_rounding_allows(
     spacing: str, kind: str, eta: float
 ) -> None:
-    made = scheduler(exact=False, timestep_spacing=spacing, prediction_type=kind)
-    unet, z0 = net(torch.float32), drawn(2, 1, 8, 8, dtype=torch.float32)
-    chain = ParallelChain(unet, made, 50, eta)
+    scheduler = make_scheduler(exact=False, timestep_spacing=spacing, prediction_type=kind)
+    unet, z0 = make_net(torch.float32), draw(2, 1, 8, 8, dtype=torch.float32)
+    chain = ParallelChain(unet, scheduler, 50, eta)
     noise = chain.noise(z0, torch.Generator().manual_seed(1))
-    expected = by_steps(unet, made, 50, z0, eta, noise)
-    found = solved(chain, z0, noise, stop=StopRule(60, 1e-7, "rel"))
-    assert float((found - expected).norm() / expected.norm()) < 1e-6
-    assert error(found, expected) < 1e-5
+    expected = run_steps(unet, scheduler, 50, z0, eta, noise)
+    result = solve_states(chain, z0, noise, stop=StopRule(60, 1e-7, "rel"))
+    assert float((result - expected).norm() / expected.norm()) < 1e-6
+    assert measure_error(result, expected) < 1e-5
 
 
 @pytest.mark.parametrize("name", [name for name in SOLVERS if name != "simple_fixed_point_iter"])
 @pytest.mark.parametrize("scope", ["trajectory", "timestep"])
 def test_every_solver_finds_it(name: str, scope: Any) -> None:
-    unet, z0 = net(), drawn(2, 1, 4, 4)
-    chain = ParallelChain(unet, scheduler(), 5, scope=scope)
-    expected = by_steps(unet, scheduler(), 5, z0)
+    unet, z0 = make_net(), draw(2, 1, 4, 4)
+    chain = ParallelChain(unet, make_scheduler(), 5, scope=scope)
+    expected = run_steps(unet, make_scheduler(), 5, z0)
     stop = StopRule(200, 1e-7, "rel")
-    assert error(solved(chain, z0, None, solver=name, stop=stop), expected) < 1e-4
+    assert measure_error(solve_states(chain, z0, None, solver=name, stop=stop), expected) < 1e-4
 
 
 def test_plain_iteration_makes_one_more_state_exact_each_time() -> None:
-    unet, z0 = net(), drawn(1, 1, 4, 4)
-    chain = ParallelChain(unet, scheduler(), 9)
+    unet, z0 = make_net(), draw(1, 1, 4, 4)
+    chain = ParallelChain(unet, make_scheduler(), 9)
     expected, Z = chain.states(z0), z0[:, None].expand(1, 9, 1, 4, 4)
     with torch.no_grad():
         for k in range(1, 10):
             Z = chain(Z, z0)
-            assert error(Z[:, :k], expected[:, :k]) < 1e-13
+            assert measure_error(Z[:, :k], expected[:, :k]) < 1e-13
 
 
 def test_a_window_evaluates_less_and_never_more_rounds_than_steps() -> None:
-    unet, z0 = net(), drawn(2, 1, 4, 4)
-    chain = ParallelChain(unet, scheduler(), 40)
+    unet, z0 = make_net(), draw(2, 1, 4, 4)
+    chain = ParallelChain(unet, make_scheduler(), 40)
     whole = parallel_sample(chain, z0, solver="fixed_point_iter", stop=EXACT, on_failure="ignore")
     slid = parallel_sample(chain, z0, solver="fixed_point_iter", stop=EXACT, window=10)
     assert slid.work.rounds <= 40
@@ -130,17 +133,17 @@ def test_a_window_evaluates_less_and_never_more_rounds_than_steps() -> None:
 
 
 def test_a_window_out_of_budget_says_so() -> None:
-    chain = ParallelChain(net(), scheduler(), 40)
+    chain = ParallelChain(make_net(), make_scheduler(), 40)
     stop = StopRule(3, 1e-9, "rel")
-    found = parallel_sample(chain, drawn(2, 1, 4, 4), window=5, stop=stop, on_failure="ignore")
-    assert found.work.rounds == 3
-    assert found.stats.status.tolist() == [Status.MAX_ITER] * 2
+    result = parallel_sample(chain, draw(2, 1, 4, 4), window=5, stop=stop, on_failure="ignore")
+    assert result.work.rounds == 3
+    assert result.stats.status.tolist() == [Status.MAX_ITER] * 2
     with pytest.warns(UserWarning, match="did not converge"):
-        parallel_sample(chain, drawn(2, 1, 4, 4), window=5, stop=stop)
+        parallel_sample(chain, draw(2, 1, 4, 4), window=5, stop=stop)
 
 
 class Broken(nn.Module):
-    """Answers NaN from a timestep on, for images that lie above one on average."""
+    """A network that returns NaN from a timestep on, for images above one on average."""
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         bad = (x.mean(dim=(1, 2, 3)) > 1) & (t < 800)
@@ -149,53 +152,53 @@ class Broken(nn.Module):
 
 @pytest.mark.parametrize("solver", ["fixed_point_iter", "anderson"])
 def test_a_window_tells_which_chains_are_not_finite(solver: str) -> None:
-    chain, z0 = ParallelChain(Broken().eval(), scheduler(), 20), drawn(3, 1, 4, 4)
+    chain, z0 = ParallelChain(Broken().eval(), make_scheduler(), 20), draw(3, 1, 4, 4)
     z0[1] += 50
     options: Any = {"window": 5, "solver": solver, "stop": StopRule(400, 1e-9, "rel")}
-    found = parallel_sample(chain, z0, **options, on_failure="ignore")
+    result = parallel_sample(chain, z0, **options, on_failure="ignore")
     codes = [Status.CONVERGED, Status.NONFINITE, Status.CONVERGED]
-    assert found.stats.status.tolist() == codes
-    assert found.stats["rel_lowest"][1] == torch.inf
+    assert result.stats.status.tolist() == codes
+    assert result.stats["rel_lowest"][1] == torch.inf
     good = torch.tensor([0, 2])
-    assert error(found.states[good], chain.states(z0[good])) < 1e-8
+    assert measure_error(result.states[good], chain.states(z0[good])) < 1e-8
     alone = parallel_sample(chain, z0[1:2], **options, on_failure="ignore")
     assert alone.stats.status.tolist() == [Status.NONFINITE]
-    assert alone.work.rounds < found.work.rounds  # nothing left to solve
+    assert alone.work.rounds < result.work.rounds  # nothing left to solve
     with pytest.raises(ConvergenceError, match="NONFINITE"):
         parallel_sample(chain, z0, **options, on_failure="raise")
 
 
 def test_an_empty_batch_passes_a_window() -> None:
-    chain = ParallelChain(net(), scheduler(), 5)
-    assert parallel_sample(chain, drawn(0, 1, 4, 4), window=2).image.shape == (0, 1, 4, 4)
+    chain = ParallelChain(make_net(), make_scheduler(), 5)
+    assert parallel_sample(chain, draw(0, 1, 4, 4), window=2).image.shape == (0, 1, 4, 4)
 
 
 @pytest.mark.parametrize("window", [0, 3])
 def test_unknown_failure_policies_are_refused(window: int) -> None:
-    chain = ParallelChain(net(), scheduler(), 5)
+    chain = ParallelChain(make_net(), make_scheduler(), 5)
     with pytest.raises(ValueError, match=r"failure policy 'rise'.*raise"):
-        parallel_sample(chain, drawn(1, 1, 4, 4), window=window, on_failure="rise")
+        parallel_sample(chain, draw(1, 1, 4, 4), window=window, on_failure="rise")
 
 
 def test_images_do_not_depend_on_each_other() -> None:
-    unet, z0 = net(), drawn(3, 1, 4, 4)
-    chain = ParallelChain(unet, scheduler(), 20, 1.0)
+    unet, z0 = make_net(), draw(3, 1, 4, 4)
+    chain = ParallelChain(unet, make_scheduler(), 20, 1.0)
     noise = chain.noise(z0, torch.Generator().manual_seed(3))
     assert noise is not None
     stop = StopRule(60, 1e-6, "rel")
     together = parallel_sample(chain, z0, noise, solver="anderson", stop=stop)
     for k in range(3):
         alone = parallel_sample(chain, z0[k : k + 1], noise[k : k + 1], stop=stop)
-        assert error(alone.states, together.states[k : k + 1]) < 1e-10
+        assert measure_error(alone.states, together.states[k : k + 1]) < 1e-10
         assert int(alone.stats.nstep) == int(together.stats.nstep[k])
 
 
 def test_chunks_change_nothing_and_bound_the_batch() -> None:
-    unet, z0 = net(), drawn(3, 1, 4, 4)
-    expected = solved(ParallelChain(unet, scheduler(), 10, chunk=1000), z0, None)
+    unet, z0 = make_net(), draw(3, 1, 4, 4)
+    expected = solve_states(ParallelChain(unet, make_scheduler(), 10, chunk=1000), z0, None)
     unet.calls.clear()
-    chain = ParallelChain(unet, scheduler(), 10, chunk=7)
-    assert error(solved(chain, z0, None), expected) < 1e-13
+    chain = ParallelChain(unet, make_scheduler(), 10, chunk=7)
+    assert measure_error(solve_states(chain, z0, None), expected) < 1e-13
     assert max(unet.calls) == 7
 
 
@@ -206,7 +209,7 @@ def test_repeated_timesteps_are_dropped() -> None:
     assert quad == sorted(set(quad), reverse=True)
     assert spaced("uniform", 10) == list(range(900, -1, -100))
     assert len(spaced("uniform", 30)) == 30
-    assert Steps.of(scheduler(), [900, 900, 400, 400, 0]).t.tolist() == [900, 400, 0]
+    assert Steps.of(make_scheduler(), [900, 900, 400, 400, 0]).t.tolist() == [900, 400, 0]
 
 
 @pytest.mark.parametrize("n", [10, 50, 198, 777, 1000])
@@ -218,106 +221,110 @@ def test_quad_is_what_numpy_makes_of_it(n: int) -> None:
 def test_timesteps_are_whole_numbers() -> None:
     given: Any
     for given in (np.int64(4), 4):
-        assert len(Steps.of(scheduler(), given)) == 4
+        assert len(Steps.of(make_scheduler(), given)) == 4
     for given in (np.array([900, 400]), torch.tensor([900, 400])):
-        assert Steps.of(scheduler(), given).t.tolist() == [900, 400]
+        assert Steps.of(make_scheduler(), given).t.tolist() == [900, 400]
     for given in (4.0, [900.5, 400.0], "ab"):
         with pytest.raises(TypeError, match="whole numbers"):
-            Steps.of(scheduler(), given)
+            Steps.of(make_scheduler(), given)
 
 
 def test_empty_batch_one_step_and_strided_noise() -> None:
-    chain = ParallelChain(net(), scheduler(), 5)
-    assert parallel_sample(chain, drawn(0, 1, 4, 4)).image.shape == (0, 1, 4, 4)
-    single = ParallelChain(net(), scheduler(), 1)
-    z0 = drawn(2, 1, 4, 4)
-    assert error(parallel_sample(single, z0).image, single.sequential(z0)) < 1e-12
-    strided = drawn(2, 4, 4, 1).permute(0, 3, 1, 2)
+    chain = ParallelChain(make_net(), make_scheduler(), 5)
+    assert parallel_sample(chain, draw(0, 1, 4, 4)).image.shape == (0, 1, 4, 4)
+    single = ParallelChain(make_net(), make_scheduler(), 1)
+    z0 = draw(2, 1, 4, 4)
+    assert measure_error(parallel_sample(single, z0).image, single.sequential(z0)) < 1e-12
+    strided = draw(2, 4, 4, 1).permute(0, 3, 1, 2)
     got = parallel_sample(chain, strided, stop=EXACT, on_failure="ignore").image
-    assert error(got, chain.sequential(strided)) < 1e-10
+    assert measure_error(got, chain.sequential(strided)) < 1e-10
 
 
 def test_bfloat16_keeps_its_dtype_and_stays_finite() -> None:
-    unet = net(torch.bfloat16)
-    chain = ParallelChain(unet, scheduler(exact=False), 10)
-    z0 = drawn(2, 1, 4, 4, dtype=torch.float32).bfloat16()
-    found = parallel_sample(chain, z0, stop=StopRule(20, 1e-2, "rel"), on_failure="ignore")
-    assert found.image.dtype == torch.bfloat16
-    assert found.image.isfinite().all()
+    unet = make_net(torch.bfloat16)
+    chain = ParallelChain(unet, make_scheduler(exact=False), 10)
+    z0 = draw(2, 1, 4, 4, dtype=torch.float32).bfloat16()
+    result = parallel_sample(chain, z0, stop=StopRule(20, 1e-2, "rel"), on_failure="ignore")
+    assert result.image.dtype == torch.bfloat16
+    assert result.image.isfinite().all()
 
 
 def test_nothing_of_the_callers_is_changed() -> None:
-    made, unet, z0 = scheduler(), net(), drawn(2, 1, 4, 4)
-    before = copy.deepcopy(made.__dict__), z0.clone()
-    start = drawn(2, 10, 1, 4, 4)
+    scheduler, unet, z0 = make_scheduler(), make_net(), draw(2, 1, 4, 4)
+    before = copy.deepcopy(scheduler.__dict__), z0.clone()
+    start = draw(2, 10, 1, 4, 4)
     kept = start.clone()
-    chain = ParallelChain(unet, made, 10)
+    chain = ParallelChain(unet, scheduler, 10)
     parallel_sample(chain, z0, start=start, window=4, solver="fixed_point_iter")
     assert torch.equal(start, kept)
     assert torch.equal(z0, before[1])
-    assert made.num_inference_steps == before[0]["num_inference_steps"]
+    assert scheduler.num_inference_steps == before[0]["num_inference_steps"]
     twin = copy.deepcopy(chain)
     assert torch.equal(twin.sequential(z0), chain.sequential(z0))
 
 
-def test_progress_is_told_every_round() -> None:
-    told: list[tuple[int, float]] = []
-    found = parallel_sample(
-        ParallelChain(net(), scheduler(), 10), drawn(1, 1, 4, 4), solver="fixed_point_iter",
-        progress=lambda rounds, residual: told.append((rounds, residual)),
+def test_progress_is_reported_every_round() -> None:
+    reports: list[tuple[int, float]] = []
+    chain = ParallelChain(make_net(), make_scheduler(), 10)
+    result = parallel_sample(
+        chain, draw(1, 1, 4, 4), solver="fixed_point_iter",
+        progress=lambda rounds, residual: reports.append((rounds, residual)),
     )  # fmt: skip
-    assert [rounds for rounds, _ in told] == list(range(1, found.work.rounds + 1))
-    assert told[-1][1] <= 1e-4
+    assert [rounds for rounds, _ in reports] == list(range(1, result.work.rounds + 1))
+    assert reports[-1][1] <= 1e-4
 
 
 def test_encoding_undoes_a_chain_the_better_the_finer_it_is() -> None:
-    x, missed = drawn(2, 1, 4, 4) / 4, []
+    x, missed = draw(2, 1, 4, 4) / 4, []
     for T in (25, 100):
-        chain = ParallelChain(net(), scheduler(), T)
+        chain = ParallelChain(make_net(), make_scheduler(), T)
         missed.append(float((chain.sequential(chain.encode(x)) - x).norm() / x.norm()))
     assert missed[1] < 0.6 * missed[0]
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
-        (lambda: ParallelChain(net(), scheduler(), 10, scope="row"), "did you mean|known"),  # type: ignore[arg-type]
-        (lambda: ParallelChain(net(), scheduler(), 0), "1 to 1000 steps"),
-        (lambda: ParallelChain(net(), scheduler(), 1001), "1 to 1000 steps"),
-        (lambda: ParallelChain(net(), scheduler(), [0, 10]), "falling"),
-        (lambda: ParallelChain(net(), scheduler(), [1000, 10]), "between 0 and 999"),
-        (lambda: ParallelChain(net(), scheduler(), 10, -1.0), "eta must be"),
-        (lambda: ParallelChain(net(), scheduler(), 10, chunk=0), "chunk"),
-        (lambda: ParallelChain(net(), DDPMScheduler(), 10, 0.5), "drop eta"),
-        (lambda: ParallelChain(net(), DDPMScheduler(variance_type="learned"), 10), "fixed size"),
+        (
+            lambda: ParallelChain(make_net(), make_scheduler(), 10, scope="row"),  # type: ignore[arg-type]
+            "did you mean|known",
+        ),
+        (lambda: ParallelChain(make_net(), make_scheduler(), 0), "1 to 1000 steps"),
+        (lambda: ParallelChain(make_net(), make_scheduler(), 1001), "1 to 1000 steps"),
+        (lambda: ParallelChain(make_net(), make_scheduler(), [0, 10]), "falling"),
+        (lambda: ParallelChain(make_net(), make_scheduler(), [1000, 10]), "between 0 and 999"),
+        (lambda: ParallelChain(make_net(), make_scheduler(), 10, -1.0), "eta must be"),
+        (lambda: ParallelChain(make_net(), make_scheduler(), 10, chunk=0), "chunk"),
+        (lambda: ParallelChain(make_net(), make_ddpm(), 10, 0.5), "drop eta"),
+        (lambda: ParallelChain(make_net(), make_ddpm(variance_type="learned"), 10), "fixed size"),
         (lambda: spaced("cubic", 10), "known"),
     ],
 )
-def test_mistakes_are_told(change: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_mistakes_are_errors(change: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         change()
 
 
 def test_other_schedulers_are_refused() -> None:
     with pytest.raises(TypeError, match="EulerDiscreteScheduler"):
-        ParallelChain(net(), diffusers().EulerDiscreteScheduler(), 10)
+        ParallelChain(make_net(), diffusers().EulerDiscreteScheduler(), 10)
 
 
 def test_wrong_noise_and_restless_networks_are_refused() -> None:
-    z0 = drawn(2, 1, 4, 4)
-    noisy = ParallelChain(net(), scheduler(), 10, 1.0)
+    z0 = draw(2, 1, 4, 4)
+    noisy = ParallelChain(make_net(), make_scheduler(), 10, 1.0)
     with pytest.raises(ValueError, match="adds noise"):
         parallel_sample(noisy, z0)
     with pytest.raises(ValueError, match="noise must be"):
-        parallel_sample(noisy, z0, drawn(2, 9, 1, 4, 4))
+        parallel_sample(noisy, z0, draw(2, 9, 1, 4, 4))
     with pytest.raises(ValueError, match="start must be"):
-        parallel_sample(ParallelChain(net(), scheduler(), 10), z0, start=z0)
+        parallel_sample(ParallelChain(make_net(), make_scheduler(), 10), z0, start=z0)
     with pytest.raises(ValueError, match=r"\(B, C, H, W\)"):
-        parallel_sample(ParallelChain(net(), scheduler(), 10), z0[0])
+        parallel_sample(ParallelChain(make_net(), make_scheduler(), 10), z0[0])
     with pytest.raises(ValueError, match="drop noise"):
-        parallel_sample(ParallelChain(net(), scheduler(), 10), z0, drawn(2, 10, 1, 4, 4))
-    partly = net()
+        parallel_sample(ParallelChain(make_net(), make_scheduler(), 10), z0, draw(2, 10, 1, 4, 4))
+    partly = make_net()
     partly.second.train()
-    for restless in (net().train(), partly):
+    for restless in (make_net().train(), partly):
         with pytest.raises(ValueError, match=r"unet\.eval"):
-            parallel_sample(ParallelChain(restless, scheduler(), 10), z0)
+            parallel_sample(ParallelChain(restless, make_scheduler(), 10), z0)

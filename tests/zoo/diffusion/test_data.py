@@ -14,17 +14,17 @@ from deq_zoo.diffusion import data as sets
 from deq_zoo.diffusion.model import DIGITS
 from deq_zoo.diffusion.task import Denoise
 from deq_zoo.errors import DataError
-from tests.zoo.diffusion.nets import write
+from tests.zoo.diffusion.nets import write_picture
 
 
 def test_digits_are_split_once_and_for_all() -> None:
-    train, held = sets.digits("train"), sets.digits("val")
-    assert (len(train), len(held)) == (4500, 500)
+    train, validation = sets.digits("train"), sets.digits("val")
+    assert (len(train), len(validation)) == (4500, 500)
     x = train.take(torch.arange(5))
     assert x.shape == (5, 1, DIGITS.size, DIGITS.size)
     assert float(x.min()) == -1.0
     assert float(x.max()) <= 1.0
-    rows = {row.numpy().tobytes() for row in held.take(torch.arange(500))}
+    rows = {row.numpy().tobytes() for row in validation.take(torch.arange(500))}
     assert not any(row.numpy().tobytes() in rows for row in train.take(torch.arange(4500)))
 
 
@@ -36,17 +36,17 @@ def test_bytes_and_floats() -> None:
 
 def test_folders_of_images(tmp_path: Path) -> None:
     for k in range(40):
-        write(tmp_path / f"{k:02}.png", level=k)
-    train, held = (sets.folder(tmp_path, split, 8, 3) for split in ("train", "val"))
-    assert (len(train), len(held)) == (38, 2)
+        write_picture(tmp_path / f"{k:02}.png", level=k)
+    train, validation = (sets.folder(tmp_path, split, 8, 3) for split in ("train", "val"))
+    assert (len(train), len(validation)) == (38, 2)
     assert train.take(torch.tensor([0])).shape == (1, 3, 8, 8)
     assert float(train.take(torch.tensor([0]))[0, 2].min()) == 1.0
     grey = sets.read_image(tmp_path / "00.png", 8, 1)
     assert grey.shape == (1, 8, 8)
-    write(tmp_path / "new" / "train" / "a.png")
-    write(tmp_path / "new" / "val" / "b.png")
+    write_picture(tmp_path / "new" / "train" / "a.png")
+    write_picture(tmp_path / "new" / "val" / "b.png")
     assert len(sets.folder(tmp_path / "new", "train", 8, 3)) == 1
-    write(tmp_path / "half" / "train" / "a.png")
+    write_picture(tmp_path / "half" / "train" / "a.png")
     for split in ("train", "val"):
         with pytest.raises(DataError, match="has train/ but no val/: add it, or put all"):
             sets.folder(tmp_path / "half", split, 8, 3)
@@ -80,11 +80,11 @@ def test_pictures_are_read_as_they_look(tmp_path: Path) -> None:
 
 
 def test_long_pictures_are_cut_and_small_faces_refused(tmp_path: Path) -> None:
-    write(tmp_path / "long.png", width=20_000, height=2)
+    write_picture(tmp_path / "long.png", width=20_000, height=2)
     assert sets.read_image(tmp_path / "long.png", 64, 3).shape == (3, 64, 64)
-    write(tmp_path / "face.png", width=178, height=218)
+    write_picture(tmp_path / "face.png", width=178, height=218)
     assert sets.read_image(tmp_path / "face.png", 64, 3, sets.CELEBA_BOX).shape == (3, 64, 64)
-    write(tmp_path / "face.png", width=64, height=64)
+    write_picture(tmp_path / "face.png", width=64, height=64)
     with pytest.raises(DataError, match="64 x 64, too small"):
         sets.read_image(tmp_path / "face.png", 64, 3, sets.CELEBA_BOX)
 
@@ -100,11 +100,11 @@ def test_cifar10_holds_out_training_images(tmp_path: Path) -> None:
     archive = other / "cifar10_lossless_train.npz"
     np.savez(archive, x=pixels.permute(0, 2, 3, 1).numpy(), y=np.zeros(60))
     for root in (tmp_path, other):
-        train, held = (sets.cifar10(root, split) for split in ("train", "val"))
-        assert torch.equal(sets.to_bytes(held.take(torch.arange(2))), pixels[[0, 50]])
+        train, validation = (sets.cifar10(root, split) for split in ("train", "val"))
+        assert torch.equal(sets.to_bytes(validation.take(torch.arange(2))), pixels[[0, 50]])
         seen = sets.to_bytes(train.take(torch.arange(58)))
         assert torch.equal(seen, torch.cat((pixels[1:50], pixels[51:])))
-        assert (len(train), len(held)) == (58, 2)
+        assert (len(train), len(validation)) == (58, 2)
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps({b"data": Path("x")}))
     with pytest.raises(DataError, match="no array"):
         sets.cifar10(tmp_path, "val")

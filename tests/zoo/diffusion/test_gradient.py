@@ -10,13 +10,13 @@ from torch import Tensor
 
 from deq_zoo.diffusion import Adjoint, ParallelChain, interpolate, invert, parallel_sample
 from deq_zoo.diffusion.inversion import METHODS
-from tests.zoo.diffusion.nets import drawn, error, net, scheduler
+from tests.zoo.diffusion.nets import draw, make_net, make_scheduler, measure_error
 from torchdeq import StopRule
 
 EXACT = StopRule(60, 1e-14, "rel")
 
 
-def through_equilibrium(
+def sample_states(
     chain: ParallelChain, z0: Tensor, noise: Tensor | None, adjoint: Adjoint
 ) -> Tensor:
     return parallel_sample(
@@ -31,26 +31,26 @@ def through_equilibrium(
 def test_gradient_is_that_of_the_sequential_chain(
     window: int, solver: str, options: dict[str, Any]
 ) -> None:
-    """Of a loss on every state, with respect to initial noise and noises; in chunks of 7."""
-    chain = ParallelChain(net(), scheduler(**options), 8, 0.7, chunk=7)
-    z0 = drawn(2, 1, 4, 4).requires_grad_()
-    noise = drawn(2, 8, 1, 4, 4, seed=1).requires_grad_()
-    weights = drawn(2, 8, 1, 4, 4, seed=2)
-    held: list[Tensor] = []
-    chain.sequential(z0, noise, lambda k, z: held.append(z))
-    expected = torch.autograd.grad((torch.stack(held, 1) * weights).sum(), (z0, noise))
+    """Check a loss on every state, with respect to initial noise and noises, in chunks of 7."""
+    chain = ParallelChain(make_net(), make_scheduler(**options), 8, 0.7, chunk=7)
+    z0 = draw(2, 1, 4, 4).requires_grad_()
+    noise = draw(2, 8, 1, 4, 4, seed=1).requires_grad_()
+    weights = draw(2, 8, 1, 4, 4, seed=2)
+    steps: list[Tensor] = []
+    chain.sequential(z0, noise, lambda k, z: steps.append(z))
+    expected = torch.autograd.grad((torch.stack(steps, 1) * weights).sum(), (z0, noise))
     adjoint = Adjoint(window=window, solver=solver, tol=1e-13, max_iter=80)
-    states = through_equilibrium(chain, z0, noise, adjoint)
+    states = sample_states(chain, z0, noise, adjoint)
     got = torch.autograd.grad((states * weights).sum(), (z0, noise))
     for a, b in zip(got, expected, strict=True):
-        assert error(a, b) < 1e-10
+        assert measure_error(a, b) < 1e-10
 
 
 def test_gradcheck() -> None:
-    chain = ParallelChain(net(), scheduler(), 4)
-    z0 = drawn(1, 1, 3, 3).requires_grad_()
+    chain = ParallelChain(make_net(), make_scheduler(), 4)
+    z0 = draw(1, 1, 3, 3).requires_grad_()
     assert torch.autograd.gradcheck(
-        lambda z: through_equilibrium(
+        lambda z: sample_states(
             chain, z, None, Adjoint(window=2, solver="fixed_point_iter", tol=1e-13)
         ),
         (z0,),
@@ -58,8 +58,8 @@ def test_gradcheck() -> None:
 
 
 def test_no_graph_without_grad_mode_and_none_for_weights() -> None:
-    unet, z0 = net(), drawn(1, 1, 4, 4)
-    chain = ParallelChain(unet, scheduler(), 5)
+    unet, z0 = make_net(), draw(1, 1, 4, 4)
+    chain = ParallelChain(unet, make_scheduler(), 5)
     assert not parallel_sample(chain, z0).states.requires_grad
     assert not chain.sequential(z0).requires_grad
     with torch.no_grad():
@@ -69,42 +69,42 @@ def test_no_graph_without_grad_mode_and_none_for_weights() -> None:
 
 
 def test_the_reverse_sweep_takes_a_product_for_each_step() -> None:
-    chain = ParallelChain(net(), scheduler(), 6)
-    z0 = drawn(2, 1, 4, 4).requires_grad_()
-    found = parallel_sample(chain, z0)
-    rounds, evaluations = found.work.rounds, found.work.evaluations
-    found.image.sum().backward()
-    assert found.work.rounds - rounds == 6
-    assert found.work.evaluations - evaluations == 12
+    chain = ParallelChain(make_net(), make_scheduler(), 6)
+    z0 = draw(2, 1, 4, 4).requires_grad_()
+    result = parallel_sample(chain, z0)
+    rounds, evaluations = result.work.rounds, result.work.evaluations
+    result.image.sum().backward()
+    assert result.work.rounds - rounds == 6
+    assert result.work.evaluations - evaluations == 12
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_inversion_lowers_the_error_and_keeps_noise_with_its_own_error(method: Any) -> None:
-    chain = ParallelChain(net(), scheduler(), 8)
-    x = chain.sequential(drawn(3, 1, 4, 4))
-    found = invert(chain, x, method=method, steps=12, lr=0.05, stop=StopRule(30, 1e-8, "rel"))
-    assert (found.sse < 0.8 * found.history[0]).all()
-    again = (chain.sequential(found.noise) - x).square().sum(dim=(1, 2, 3))
+    chain = ParallelChain(make_net(), make_scheduler(), 8)
+    x = chain.sequential(draw(3, 1, 4, 4))
+    result = invert(chain, x, method=method, steps=12, lr=0.05, stop=StopRule(30, 1e-8, "rel"))
+    assert (result.sse < 0.8 * result.history[0]).all()
+    again = (chain.sequential(result.noise) - x).square().sum(dim=(1, 2, 3))
     slack = 1e-2 if method == "phantom" else 1e-6  # a damped state is not quite the chain's
-    assert float(((again - found.sse) / found.history[0]).abs().max()) < slack
-    assert torch.allclose(found.mse, found.sse / 16)
-    assert torch.allclose(found.psnr, 10 * torch.log10(4 / found.mse))
-    assert found.history.shape == (12, 3)
+    assert float(((again - result.sse) / result.history[0]).abs().max()) < slack
+    assert torch.allclose(result.mse, result.sse / 16)
+    assert torch.allclose(result.psnr, 10 * torch.log10(4 / result.mse))
+    assert result.history.shape == (12, 3)
 
 
 def test_implicit_and_sequential_inversion_take_the_same_path() -> None:
-    chain = ParallelChain(net(), scheduler(), 8, 0.5)
-    x, noise = drawn(2, 1, 4, 4) / 3, drawn(2, 8, 1, 4, 4, seed=4)
+    chain = ParallelChain(make_net(), make_scheduler(), 8, 0.5)
+    x, noise = draw(2, 1, 4, 4) / 3, draw(2, 8, 1, 4, 4, seed=4)
     paths = [
         invert(chain, x, method=m, steps=5, noise=noise, stop=EXACT).history
         for m in ("implicit", "sequential")
     ]
-    assert error(*paths) < 1e-9
+    assert measure_error(*paths) < 1e-9
 
 
-def test_inversion_ends_when_told_or_good_enough() -> None:
-    chain = ParallelChain(net(), scheduler(), 5)
-    x = drawn(2, 1, 4, 4)
+def test_inversion_ends_when_asked_or_good_enough() -> None:
+    chain = ParallelChain(make_net(), make_scheduler(), 5)
+    x = draw(2, 1, 4, 4)
     assert len(invert(chain, x, each=lambda k, sse: k == 2).history) == 3
     assert len(invert(chain, x, enough=1e9).history) == 1
     with pytest.raises(ValueError, match="known"):
@@ -121,8 +121,8 @@ def test_inversion_ends_when_told_or_good_enough() -> None:
 
 
 def test_a_warm_start_saves_rounds() -> None:
-    chain = ParallelChain(net(), scheduler(), 20)
-    x = drawn(2, 1, 4, 4) / 3
+    chain = ParallelChain(make_net(), make_scheduler(), 20)
+    x = draw(2, 1, 4, 4) / 3
     work = {
         warm: invert(chain, x, steps=6, warm=warm, stop=StopRule(40, 1e-6, "rel")).work.rounds
         for warm in (True, False)
@@ -131,14 +131,14 @@ def test_a_warm_start_saves_rounds() -> None:
 
 
 def test_interpolation_keeps_ends_and_length() -> None:
-    a, b = drawn(2, 1, 16, 16), drawn(2, 1, 16, 16, seed=1)
+    a, b = draw(2, 1, 16, 16), draw(2, 1, 16, 16, seed=1)
     path = interpolate(a, b, 5)
     assert path.shape == (5, 2, 1, 16, 16)
-    assert error(path[0], a) < 1e-12
-    assert error(path[-1], b) < 1e-12
+    assert measure_error(path[0], a) < 1e-12
+    assert measure_error(path[-1], b) < 1e-12
     length = path.flatten(2).norm(dim=2)
     assert float((length / length[0]).sub(1).abs().max()) < 0.1
-    assert error(interpolate(a, a, 3), a.expand(3, -1, -1, -1, -1)) < 1e-12
+    assert measure_error(interpolate(a, a, 3), a.expand(3, -1, -1, -1, -1)) < 1e-12
     with pytest.raises(ValueError, match="at least 2"):
         interpolate(a, b, 1)
     with pytest.raises(ValueError, match="no direction"):

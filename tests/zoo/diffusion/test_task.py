@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from deq_zoo.cli import main
-from deq_zoo.diffusion import Denoiser, DEQDDIMPipeline, Inversion, UNetConfig, Work, make_unet
+from deq_zoo.diffusion import Denoiser, Inversion, UNetConfig, Work, make_unet
 from deq_zoo.diffusion import data as sets
 from deq_zoo.diffusion.convert import from_ddpm, to_ddpm
 from deq_zoo.diffusion.model import CELEBA, CIFAR10, LSUN
@@ -26,7 +26,7 @@ from deq_zoo.diffusion.presets import diffusion_quick, diffusion_smoke
 from deq_zoo.diffusion.task import Denoise
 from deq_zoo.errors import CheckpointError, DataError, ZooError
 from deq_zoo.task import WHOLE, Shard
-from tests.zoo.diffusion.nets import error, write
+from tests.zoo.diffusion.nets import measure_error, write_picture
 from torchdeq import ConvergenceWarning
 
 SMALL = UNetConfig(
@@ -34,7 +34,7 @@ SMALL = UNetConfig(
 )
 
 
-def smoke() -> Denoise:
+def make_smoke_task() -> Denoise:
     task = diffusion_smoke().task
     assert isinstance(task, Denoise)
     return task
@@ -57,8 +57,8 @@ def test_sampling_by_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     words = ["sample", str(run), "--cpu", "--out", str(tmp_path), "--n", "3", "--steps", "8"]
     for solver in ("anderson", "fixed_point_iter", "sequential"):
         assert main([*words, "--solver", solver, "--eta", "0.5", "--seed", "4"]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert all("3 images in" in line and "rounds" in line for line in told)
+    lines = capsys.readouterr().out.splitlines()
+    assert all("3 images in" in line and "rounds" in line for line in lines)
     with Image.open(tmp_path / "samples-4.png") as image:
         assert image.size == (3 * 10 - 2, 8)
     assert main([*words, "--solver", "andersen"]) == 2
@@ -81,14 +81,14 @@ def test_files_of_one_stem_are_refused_before_any_work(
 ) -> None:
     paths = [tmp_path / "a" / "x.png", tmp_path / "b" / "x.png"]
     for path in paths:
-        write(path)
+        write_picture(path)
     out = tmp_path / "o"
     assert main(["predict", str(run), *map(str, paths), "--cpu", "--out", str(out)]) == 2
     assert "several files" in capsys.readouterr().err
     assert not out.exists()
 
 
-def test_wrong_options_of_sampling_are_told(
+def test_wrong_options_of_sampling_are_errors(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["sample", str(run), "--cpu", "--out", str(tmp_path)]
@@ -100,14 +100,14 @@ def test_wrong_options_of_sampling_are_told(
 
 def test_evaluation_tells_inversion(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(run), "--cpu"]) == 0
-    told = json.loads(capsys.readouterr().out)["metrics"]
-    assert told.keys() == {"val_loss", "chain_error", "inversion_sse", "inversion_psnr"}
-    assert told["chain_error"] < 1e-3
+    metrics = json.loads(capsys.readouterr().out)["metrics"]
+    assert metrics.keys() == {"val_loss", "chain_error", "inversion_sse", "inversion_psnr"}
+    assert metrics["chain_error"] < 1e-3
 
 
 def test_conversion_by_command(run: Path, tmp_path: Path) -> None:
-    """A UNet in the old format becomes a checkpoint that samples."""
-    unet = make_unet(smoke().net)
+    """Turn a UNet in the old format into a checkpoint that samples."""
+    unet = make_unet(make_smoke_task().net)
     source, out = tmp_path / "old.pth", tmp_path / "new.safetensors"
     torch.save(to_ddpm(unet.state_dict()), source)
     words = ["convert", str(source), "--preset", "diffusion-smoke", "--out", str(out)]
@@ -116,7 +116,7 @@ def test_conversion_by_command(run: Path, tmp_path: Path) -> None:
 
 
 def test_batches_are_functions_of_the_step() -> None:
-    task = smoke()
+    task = make_smoke_task()
     a, b = task.train_batch(3, 0, WHOLE), task.train_batch(3, 0, WHOLE)
     assert all(torch.equal(s, t) for s, t in zip(a, b, strict=True))
     assert not torch.equal(a[2], task.train_batch(4, 0, WHOLE)[2])
@@ -139,9 +139,9 @@ def test_average_forgets_early_weights_and_answers_in_evaluation() -> None:
                 p.add_(0.1)
         model.update_average()
         now = next(model.unet.parameters())
-        share = 1.0 if n == 0 else 1 - min(0.9, (1 + n) / (10 + n))
-        expected = expected + share * (now - expected)
-    assert error(next(model.average.module.buffers()), expected.detach()) < 1e-6
+        weight = 1.0 if n == 0 else 1 - min(0.9, (1 + n) / (10 + n))
+        expected = expected + weight * (now - expected)
+    assert measure_error(next(model.average.module.buffers()), expected.detach()) < 1e-6
     count = sum(p.numel() for p in model.parameters())
     assert count == sum(p.numel() for p in model.unet.parameters())
     assert model.average.module.state_dict().keys() == model.unet.state_dict().keys()
@@ -184,12 +184,12 @@ def test_former_names_of_diffusers_convert() -> None:
     state = make_unet(SMALL).state_dict()
     former = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
 
-    def old(key: str) -> str:
+    def to_former(key: str) -> str:
         for now, then in former.items():
             key = key.replace(f".{now}.", f".{then}.")
         return key
 
-    given = {old(key): value for key, value in state.items()}
+    given = {to_former(key): value for key, value in state.items()}
     assert given.keys() != state.keys()
     back = from_ddpm(given)
     assert back.keys() == state.keys()
@@ -197,21 +197,21 @@ def test_former_names_of_diffusers_convert() -> None:
 
 
 def test_a_look_takes_no_more_than_it_is_worth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However thorough the inversion that was asked for."""
+    """Limit the work whatever inversion the settings ask for."""
     task = replace(
-        smoke(),
+        make_smoke_task(),
         previews=1,
         chain=ChainConfig(steps=1000, spacing="quad"),
         inversion=InversionConfig(images=500, steps=1000, judged_steps=3),
     )
     asked: list[tuple[int, int, int]] = []
 
-    def counted(self: Denoise, model: nn.Module, images: Tensor) -> Inversion:
+    def count_work(self: Denoise, model: nn.Module, images: Tensor) -> Inversion:
         asked.append((len(images), self.inversion.steps, self.chain.steps))
         zeros = torch.zeros(len(images))
         return Inversion(images, images, zeros, zeros[None], 0.0, Work())
 
-    monkeypatch.setattr(Denoise, "invert", counted)
+    monkeypatch.setattr(Denoise, "invert", count_work)
     model = task.build().eval()
     task.pictures(model, torch.device("cpu"))
     replace(task, previews=0).evaluate(model, torch.device("cpu"), thorough=True)
@@ -220,7 +220,7 @@ def test_a_look_takes_no_more_than_it_is_worth(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("count", [0, 3])
 def test_few_images_make_pictures_too(count: int) -> None:
-    task = replace(smoke(), inversion=InversionConfig(images=8 if count else 0, steps=1))
+    task = replace(make_smoke_task(), inversion=InversionConfig(images=8 if count else 0, steps=1))
     task.__dict__["held_out"] = sets.InMemory(torch.zeros(3, 1, 8, 8, dtype=torch.uint8))
     made = task.pictures(task.build().eval(), torch.device("cpu"))
     assert [picture.name for picture in made][2:] == (["inversions"] if count else [])
@@ -252,18 +252,18 @@ def test_options_out_of_range_are_refused_when_they_are_set(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("data", ["digits", "cifar10"])
-def test_networks_of_another_shape_than_the_data_are_told(data: Any, tmp_path: Path) -> None:
-    task = replace(smoke(), data=data, data_dir=str(tmp_path))
+def test_networks_of_another_shape_than_the_data_are_errors(data: Any, tmp_path: Path) -> None:
+    task = replace(make_smoke_task(), data=data, data_dir=str(tmp_path))
     with pytest.raises(DataError, match=r"net\.size=.* and net\.channels="):
         _ = task.train_set
 
 
 def test_batches_smaller_than_the_processes_are_refused() -> None:
     with pytest.raises(ZooError, match=r"batch of 1 .* 2 processes"):
-        replace(smoke(), batch=1).train_batch(0, 0, Shard(1, 2))
+        replace(make_smoke_task(), batch=1).train_batch(0, 0, Shard(1, 2))
 
 
-def test_shapes_that_do_not_fit_are_told() -> None:
+def test_shapes_that_do_not_fit_are_errors() -> None:
     with pytest.raises(ValueError, match="multiples of groups"):
         UNetConfig(widths=(30,), groups=32)
     with pytest.raises(ValueError, match="halve"):
@@ -275,10 +275,10 @@ def test_shapes_that_do_not_fit_are_told() -> None:
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> Any:
+    def raise_missing(name: str) -> Any:
         raise ImportError(f"no {name}")
 
-    monkeypatch.setattr("deq_zoo.diffusion.package.import_module", missing)
+    monkeypatch.setattr("deq_zoo.diffusion.package.import_module", raise_missing)
     with pytest.raises(ZooError, match=r"torchdeq\[zoo\]"):
         make_unet(SMALL)
 
@@ -289,37 +289,45 @@ def unet() -> nn.Module:
     return make_unet(SMALL).eval()
 
 
+@pytest.fixture(scope="module")
+def pipeline() -> Any:
+    """Import the pipeline late: its base class brings half of diffusers with it."""
+    from deq_zoo.diffusion import DEQDDIMPipeline
+
+    return DEQDDIMPipeline
+
+
 @pytest.mark.parametrize("eta", [0.0, 1.0])
-def test_pipeline_gives_the_images_of_diffusers(unet: nn.Module, eta: float) -> None:
+def test_pipeline_gives_the_images_of_diffusers(unet: nn.Module, pipeline: Any, eta: float) -> None:
     options: Any = {"num_inference_steps": 8, "batch_size": 2, "eta": eta, "output_type": "np"}
     made = [
         kind(unet, diffusers().DDIMScheduler())(
             generator=torch.Generator().manual_seed(3), **options
         ).images
-        for kind in (diffusers().DDIMPipeline, DEQDDIMPipeline)
+        for kind in (diffusers().DDIMPipeline, pipeline)
     ]
     assert float(np.abs(made[0] - made[1]).max()) < 1e-4
 
 
-def test_pipeline_takes_a_single_step_with_eta(unet: nn.Module) -> None:
-    pipe = DEQDDIMPipeline(unet, diffusers().DDIMScheduler())
+def test_pipeline_takes_a_single_step_with_eta(unet: nn.Module, pipeline: Any) -> None:
+    pipe = pipeline(unet, diffusers().DDIMScheduler())
     assert pipe(num_inference_steps=1, eta=1.0, output_type="np").images.shape == (1, 8, 8, 1)
 
 
-def test_pipeline_is_saved_and_loaded(unet: nn.Module, tmp_path: Path) -> None:
+def test_pipeline_is_saved_and_loaded(unet: nn.Module, pipeline: Any, tmp_path: Path) -> None:
     diffusers().DDIMPipeline(unet, diffusers().DDPMScheduler()).save_pretrained(tmp_path / "a")
-    first = DEQDDIMPipeline.from_pretrained(tmp_path / "a")
+    first = pipeline.from_pretrained(tmp_path / "a")
     first.save_pretrained(tmp_path / "b")
-    second = DEQDDIMPipeline.from_pretrained(tmp_path / "b")
+    second = pipeline.from_pretrained(tmp_path / "b")
 
-    def images(pipe: Any) -> Tensor:
-        (found,) = pipe(
+    def draw_images(pipe: Any) -> Tensor:
+        (result,) = pipe(
             generator=torch.Generator().manual_seed(0), num_inference_steps=4, output_type="pt",
             return_dict=False, window=2,
         )  # fmt: skip
-        return found
+        return result
 
-    assert torch.equal(images(first), images(second))
+    assert torch.equal(draw_images(first), draw_images(second))
     assert isinstance(first(num_inference_steps=2).images[0], Image.Image)
     with pytest.raises(ValueError, match="output_type"):
         first(output_type="jpg")
@@ -331,10 +339,10 @@ def test_the_readme_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     readme = Path(sets.__file__).with_name("README.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    held: dict[str, Any] = {}
-    exec(code, held)
-    assert held["inverted"].noise.shape == (2, 3, 16, 16)
-    assert len(held["pictures"]) == 4
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["inverted"].noise.shape == (2, 3, 16, 16)
+    assert len(names["pictures"]) == 4
 
 
 def test_quick_is_of_embedded_data() -> None:

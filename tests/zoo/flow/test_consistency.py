@@ -13,8 +13,8 @@ def test_a_frame_is_seen_from_the_other() -> None:
     image = torch.rand(1, 3, 6, 9)
     flow = torch.zeros(1, 2, 6, 9)
     flow[:, 0], flow[:, 1] = 2, -1
-    found = warped(image, flow)
-    torch.testing.assert_close(found[..., 1:, :-2], image[..., :-1, 2:], atol=1e-6, rtol=0)
+    result = warped(image, flow)
+    torch.testing.assert_close(result[..., 1:, :-2], image[..., :-1, 2:], atol=1e-6, rtol=0)
     torch.testing.assert_close(warped(image, 0 * flow), image, atol=1e-6, rtol=0)
 
 
@@ -32,6 +32,6 @@ def test_what_is_hidden_or_leaves_the_frame_is_not_consistent() -> None:
     assert torch.equal(consistent(away, -away)[0], (x <= 13) & (y <= 11))
 
 
-def test_wrong_shapes_are_told() -> None:
+def test_wrong_shapes_are_errors() -> None:
     with pytest.raises(ValueError, match="its flow"):
         warped(torch.zeros(1, 3, 4, 4), torch.zeros(1, 2, 4, 5))

@@ -15,14 +15,14 @@ from deq_zoo.flow.correlation import PLANES
 from deq_zoo.flow.layers import pixel_grid
 
 
-def reference(fmap1: Tensor, fmap2: Tensor, coords: Tensor) -> Tensor:
+def look_up_directly(fmap1: Tensor, fmap2: Tensor, coords: Tensor) -> Tensor:
     """Pool the volume, then sample every point of every window by itself."""
     N, D, h, w = fmap1.shape
     volume = torch.einsum("ndp,ndq->npq", fmap1.flatten(2), fmap2.flatten(2)) / D**0.5
     level = volume.reshape(N * h * w, 1, h, w)
     steps = torch.arange(-4, 5, dtype=coords.dtype)
     centre = coords.permute(0, 2, 3, 1).reshape(-1, 1, 1, 2)
-    found = []
+    levels = []
     for k in range(4):
         if k:
             level = F.avg_pool2d(level, 2)
@@ -31,11 +31,11 @@ def reference(fmap1: Tensor, fmap2: Tensor, coords: Tensor) -> Tensor:
         height, width = level.shape[2:]
         x, y = torch.broadcast_tensors((2 * x + 1) / width - 1, (2 * y + 1) / height - 1)
         at = torch.stack((x, y), dim=-1)
-        found.append(F.grid_sample(level, at, align_corners=False).reshape(N, h, w, 81))
-    return torch.cat(found, dim=-1).permute(0, 3, 1, 2)
+        levels.append(F.grid_sample(level, at, align_corners=False).reshape(N, h, w, 81))
+    return torch.cat(levels, dim=-1).permute(0, 3, 1, 2)
 
 
-def problem(N: int, h: int, w: int, D: int = 5, spread: float = 4.0) -> tuple[Tensor, ...]:
+def make_problem(N: int, h: int, w: int, D: int = 5, spread: float = 4.0) -> tuple[Tensor, ...]:
     fmaps = torch.randn(2, N, D, h, w, dtype=torch.float64)
     coords = pixel_grid(fmaps) + spread * torch.randn(N, 2, h, w, dtype=torch.float64)
     return fmaps[0], fmaps[1], coords
@@ -46,47 +46,47 @@ def problem(N: int, h: int, w: int, D: int = 5, spread: float = 4.0) -> tuple[Te
     ("N", "h", "w"), [(1, 16, 16), (2, 9, 13), (1, 8, 8), (2, 11, 8), (0, 8, 9)]
 )
 def test_equals_sampling_a_pooled_volume(N: int, h: int, w: int, storage: Any) -> None:
-    fmap1, fmap2, coords = problem(N, h, w)
-    found = correlate(fmap1, fmap2, storage)(coords)
-    assert found.shape == (N, PLANES, h, w)
+    fmap1, fmap2, coords = make_problem(N, h, w)
+    result = correlate(fmap1, fmap2, storage)(coords)
+    assert result.shape == (N, PLANES, h, w)
     if N:  # the reference cannot sample nothing
-        assert_close(found, reference(fmap1, fmap2, coords), atol=1e-10, rtol=0)
+        assert_close(result, look_up_directly(fmap1, fmap2, coords), atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("storage", ["volume", "on_demand"])
 def test_gradients_are_those_of_the_reference(storage: Any) -> None:
-    inputs = [t.requires_grad_() for t in problem(2, 9, 10)]
+    inputs = [t.requires_grad_() for t in make_problem(2, 9, 10)]
     probe = torch.randn(2, PLANES, 9, 10, dtype=torch.float64)
     fmap1, fmap2, coords = inputs
-    want = torch.autograd.grad((reference(*inputs) * probe).sum(), inputs)
+    want = torch.autograd.grad((look_up_directly(*inputs) * probe).sum(), inputs)
     got = torch.autograd.grad((correlate(fmap1, fmap2, storage)(coords) * probe).sum(), inputs)
     assert_close(got, want, atol=1e-9, rtol=0)
 
 
 def test_rows_on_demand_may_come_in_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    fmap1, fmap2, coords = problem(2, 9, 13)
+    fmap1, fmap2, coords = make_problem(2, 9, 13)
     whole = correlate(fmap1, fmap2, "on_demand")(coords)
     monkeypatch.setattr("deq_zoo.flow.correlation._ROWS", 500)
     assert_close(correlate(fmap1, fmap2, "on_demand")(coords), whole)
 
 
 def test_is_zero_far_outside_and_at_infinity() -> None:
-    fmap1, fmap2, coords = problem(1, 8, 8)
+    fmap1, fmap2, coords = make_problem(1, 8, 8)
     lookup = correlate(fmap1, fmap2)
     assert not lookup(coords + 1e7).any()
     assert not lookup(coords - 1e30).any()
     nowhere = coords.clone()
     nowhere[0, 0, 3, 3] = torch.nan
-    found = lookup(nowhere)
-    assert found[0, :, 3, 3].isnan().any()
-    assert found.isfinite().all(1).sum() == 63  # its neighbours do not notice
+    result = lookup(nowhere)
+    assert result[0, :, 3, 3].isnan().any()
+    assert result.isfinite().all(1).sum() == 63  # its neighbours do not notice
 
 
 def test_half_precision_features_are_correlated_in_single() -> None:
-    fmap1, fmap2, coords = (t.bfloat16() for t in problem(1, 8, 8, spread=0.0))
-    found = correlate(fmap1, fmap2)(coords)
-    assert found.dtype == torch.float32
-    assert_close(found, correlate(fmap1.float(), fmap2.float())(coords.float()))
+    fmap1, fmap2, coords = (t.bfloat16() for t in make_problem(1, 8, 8, spread=0.0))
+    result = correlate(fmap1, fmap2)(coords)
+    assert result.dtype == torch.float32
+    assert_close(result, correlate(fmap1.float(), fmap2.float())(coords.float()))
 
 
 def test_features_that_are_too_small_are_refused() -> None:
@@ -96,11 +96,11 @@ def test_features_that_are_too_small_are_refused() -> None:
 
 
 def test_a_volume_that_is_too_large_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    fmap1, fmap2, coords = problem(2, 9, 13)
+    fmap1, fmap2, coords = make_problem(2, 9, 13)
     kept = correlate(fmap1, fmap2)
     assert kept.volume is not None
     monkeypatch.setattr("deq_zoo.flow.correlation._LARGEST", kept.volume.numel() - 1)
-    found = correlate(fmap1, fmap2)
-    assert found.volume is None
+    result = correlate(fmap1, fmap2)
+    assert result.volume is None
     assert correlate(fmap1, fmap2, "volume").volume is not None
-    assert_close(found(coords), kept(coords))
+    assert_close(result(coords), kept(coords))

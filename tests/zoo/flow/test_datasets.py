@@ -13,13 +13,13 @@ from deq_zoo.flow.augment import Augment
 from deq_zoo.flow.data import JUDGES, Mixture, Part, held_out
 from deq_zoo.flow.formats import write_flo
 from deq_zoo.task import generator
-from tests.zoo.flow.test_data import all_sets, flow_file, names, picture
+from tests.zoo.flow.test_data import list_names, write_all_sets, write_flow, write_picture
 
 THINGS = "FlyingThings3D/optical_flow/TRAIN/A/0000/into_future/left"
 
 
 @pytest.mark.parametrize(
-    ("name", "folder", "lost", "told"),
+    ("name", "folder", "lost", "message"),
     [
         ("sintel", "Sintel", "training/clean/cave/frame_0002.png", "after .*frame_0001.png is"),
         ("sintel", "Sintel", "training/flow/alley/frame_0001.flo", "frame_0001.flo is missing"),
@@ -28,18 +28,18 @@ THINGS = "FlyingThings3D/optical_flow/TRAIN/A/0000/into_future/left"
         ("hd1k", "HD1K", "hd1k_flow_gt/flow_occ/000000_0001.png", "000000_0001.png is missing"),
     ],
 )
-def test_a_missing_file_is_told_when_a_set_is_opened(
-    tmp_path: Path, name: str, folder: str, lost: str, told: str
+def test_a_missing_file_is_an_error_when_a_set_is_opened(
+    tmp_path: Path, name: str, folder: str, lost: str, message: str
 ) -> None:
     pytest.importorskip("av")
-    root = all_sets(tmp_path) / folder
+    root = write_all_sets(tmp_path) / folder
     (root / lost).unlink()
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         getattr(datasets, name)(root)
 
 
 def test_frames_and_flows_of_things_must_have_the_same_numbers(tmp_path: Path) -> None:
-    root = all_sets(tmp_path)
+    root = write_all_sets(tmp_path)
     for k in range(6, 9):  # as they are called in the archive
         (root / THINGS / f"{k:04d}.pfm").rename(
             root / THINGS / f"OpticalFlowIntoFuture_{k:04d}_L.pfm"
@@ -52,48 +52,48 @@ def test_frames_and_flows_of_things_must_have_the_same_numbers(tmp_path: Path) -
 
 def test_a_pause_of_hd1k_makes_no_pair(tmp_path: Path) -> None:
     pytest.importorskip("av")
-    root = all_sets(tmp_path) / "HD1K"
+    root = write_all_sets(tmp_path) / "HD1K"
     for k in (7, 8):
-        picture(root / f"hd1k_input/image_2/000000_{k:04d}.png")
-        flow_file(root / f"hd1k_flow_gt/flow_occ/000000_{k:04d}.png")
-    first = [a for a, _, _ in names(datasets.hd1k(root))]
+        write_picture(root / f"hd1k_input/image_2/000000_{k:04d}.png")
+        write_flow(root / f"hd1k_flow_gt/flow_occ/000000_{k:04d}.png")
+    first = [a for a, _, _ in list_names(datasets.hd1k(root))]
     assert first == ["000000_0001.png", "000000_0007.png", "000001_0001.png"]
 
 
 def test_a_set_without_pairs_is_refused(tmp_path: Path) -> None:
-    picture(tmp_path / "training/clean/cave/frame_0001.png")
+    write_picture(tmp_path / "training/clean/cave/frame_0001.png")
     with pytest.raises(DataError, match="no pair of sintel_clean"):
         datasets.sintel(tmp_path)
 
 
-def test_things_are_judged_by_their_test_part(tmp_path: Path) -> None:
-    root = all_sets(tmp_path) / "FlyingThings3D"
+def test_things_are_evaluated_on_their_test_part(tmp_path: Path) -> None:
+    root = write_all_sets(tmp_path) / "FlyingThings3D"
     with pytest.raises(DataError, match="TEST"):
         held_out("things_clean", str(tmp_path))
     (root / "frames_cleanpass/TRAIN").rename(root / "frames_cleanpass/TEST")
     (root / "optical_flow/TRAIN").rename(root / "optical_flow/TEST")
-    found = held_out("things_clean", str(tmp_path))
-    assert (len(found), found.masked) == (4, True)
+    validation = held_out("things_clean", str(tmp_path))
+    assert (len(validation), validation.masked) == (4, True)
     assert "things_final" in JUDGES
 
 
 def test_middlebury_is_read_as_its_two_archives_unpack(tmp_path: Path) -> None:
     for frame in (10, 11):
-        picture(tmp_path / f"other-data/Grove2/frame{frame}.png")
-    flow_file(tmp_path / "other-gt-flow/Grove2/flow10.flo")
+        write_picture(tmp_path / f"other-data/Grove2/frame{frame}.png")
+    write_flow(tmp_path / "other-gt-flow/Grove2/flow10.flo")
     pair = datasets.middlebury(tmp_path)[0]
     assert pair.image1.shape == (3, 80, 96)
 
 
-def test_extreme_flow_is_judged_but_not_learnt(tmp_path: Path) -> None:
+def test_extreme_flow_is_evaluated_but_not_learnt(tmp_path: Path) -> None:
     flow = torch.zeros(2, 80, 96)
     flow[0, :40] = 2000.0
-    files = datasets.Files(picture(tmp_path / "a.png"), picture(tmp_path / "b.png"),
+    files = datasets.Files(write_picture(tmp_path / "a.png"), write_picture(tmp_path / "b.png"),
                            tmp_path / "a.flo")  # fmt: skip
     write_flo(tmp_path / "a.flo", flow)
-    found = datasets.FlowSet("x", (files,))
-    assert found[0].valid.all()
-    mixture = Mixture((Part(found, 1, Augment((80, 96), (0.0, 0.0), flips=False)),))
+    flow_set = datasets.FlowSet("x", (files,))
+    assert flow_set[0].valid.all()
+    mixture = Mixture((Part(flow_set, 1, Augment((80, 96), (0.0, 0.0), flips=False)),))
     drawn = mixture.draw(0, generator(0))
     assert not drawn.valid[drawn.flow[0] > 400].any()
     assert drawn.valid.any()

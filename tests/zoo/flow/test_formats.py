@@ -22,7 +22,7 @@ from deq_zoo.flow.formats import (
     write_image,
     write_kitti,
 )
-from tests.zoo.flow.golden import data
+from tests.golden import find_data
 
 
 def test_a_flo_file_is_the_documented_bytes(tmp_path: Path) -> None:
@@ -42,9 +42,9 @@ def test_a_pfm_file_is_read_bottom_up_in_either_order(
     body = rows[::-1].astype(order).tobytes()
     (tmp_path / "x.pfm").write_bytes(f"PF\n3 2\n{scale}\n".encode() + body)
     assert torch.equal(read_pfm(tmp_path / "x.pfm"), torch.tensor(rows).permute(2, 0, 1))
-    flow, known = read_flow(tmp_path / "x.pfm")
+    flow, mask = read_flow(tmp_path / "x.pfm")
     assert flow.shape == (2, 2, 3)
-    assert known.all()
+    assert mask.all()
     (tmp_path / "grey.pfm").write_bytes(b"Pf\n1 1\n-1\n" + struct.pack("<f", 2.5))
     assert read_pfm(tmp_path / "grey.pfm").item() == 2.5
     with pytest.raises(DataError, match="one channel"):
@@ -56,23 +56,23 @@ def test_kittis_sixteen_bits_survive(tmp_path: Path) -> None:
     flow = torch.randn(2, 37, 53) * 100
     valid = torch.rand(37, 53) < 0.3
     write_kitti(tmp_path / "x.png", flow, valid)
-    again, known = read_kitti(tmp_path / "x.png")
-    assert torch.equal(known, valid)
+    again, mask = read_kitti(tmp_path / "x.png")
+    assert torch.equal(mask, valid)
     assert float((again - flow).abs().max()) <= 0.5 / 64 + 1e-4  # rounded, not cut off
     write_kitti(tmp_path / "far.png", torch.tensor([600.0, -600.0])[:, None, None])
-    again, known = read_kitti(tmp_path / "far.png")
+    again, mask = read_kitti(tmp_path / "far.png")
     assert again.flatten().tolist() == [(65535 - 32768) / 64, -512.0]
-    assert known.all()
+    assert mask.all()
     with Image.open(tmp_path / "x.png") as image:  # a PNG for others too
         assert image.size == (53, 37)
 
 
-def test_golden_kitti_truth_is_read_as_sixteen_bits() -> None:
+def test_real_kitti_truth_is_read_as_sixteen_bits() -> None:
     pytest.importorskip("av")
-    flow, known = read_kitti(data("flow_kitti") / "000000_10_flow_gt.png")
+    flow, mask = read_kitti(find_data("flow_kitti") / "000000_10_flow_gt.png")
     assert flow.shape == (2, 375, 1242)
-    assert_close(float(known.float().mean()), 0.162, atol=1e-3, rtol=0)
-    steps = flow[:, known] * 64
+    assert_close(float(mask.float().mean()), 0.162, atol=1e-3, rtol=0)
+    steps = flow[:, mask] * 64
     assert torch.equal(steps, steps.round())
     assert (steps % 4 != 0).any()  # eight bits would leave steps of 4 pixels
 
@@ -82,9 +82,9 @@ def test_unknown_flow_of_middlebury_is_masked(tmp_path: Path) -> None:
     flow[:, 0, 1] = 1.6e9
     flow[0, 1, 1] = torch.nan
     write_flo(tmp_path / "x.flo", flow)
-    found, known = read_flow(tmp_path / "x.flo")
-    assert known.tolist() == [[True, False], [True, False]]
-    assert found.isfinite().all()
+    result, mask = read_flow(tmp_path / "x.flo")
+    assert mask.tolist() == [[True, False], [True, False]]
+    assert result.isfinite().all()
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P"])
@@ -96,8 +96,8 @@ def test_pictures_of_any_kind_have_three_channels(tmp_path: Path, mode: str) -> 
     assert torch.equal(read_image(tmp_path / "y.ppm"), image)
 
 
-def test_files_that_are_wrong_are_told(tmp_path: Path) -> None:
-    for name, content, told in (
+def test_files_that_are_wrong_are_errors(tmp_path: Path) -> None:
+    for name, content, message in (
         ("a.flo", b"nothing to see", "no .flo file"),
         ("b.flo", struct.pack("<fii", 202021.25, 100, 100), "cut off"),
         ("c.pfm", b"PF\n2 2\n-1\nshort", "no whole .pfm"),
@@ -105,7 +105,7 @@ def test_files_that_are_wrong_are_told(tmp_path: Path) -> None:
         ("e.txt", b"", "a flow is a .flo"),
     ):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=message):
             read_flow(tmp_path / name)
     with pytest.raises(DataError, match="cannot read"):
         read_flow(tmp_path / "none.flo")
@@ -133,9 +133,9 @@ def test_kitti_marks_what_is_no_number(tmp_path: Path) -> None:
     pytest.importorskip("av")
     flow = torch.tensor([[[torch.nan, 1.0, 2.0]], [[0.0, torch.inf, -3.0]]])
     write_kitti(tmp_path / "x.png", flow)
-    found, known = read_kitti(tmp_path / "x.png")
-    assert known.tolist() == [[False, False, True]]
-    assert found[:, 0, 2].tolist() == [2.0, -3.0]
+    result, mask = read_kitti(tmp_path / "x.png")
+    assert mask.tolist() == [[False, False, True]]
+    assert result[:, 0, 2].tolist() == [2.0, -3.0]
 
 
 def test_a_failed_write_leaves_the_old_file(
@@ -144,10 +144,10 @@ def test_a_failed_write_leaves_the_old_file(
     old = torch.ones(2, 3, 3)
     write_flo(tmp_path / "x.flo", old)
 
-    def full(_: int) -> None:
+    def raise_full(_: int) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr("os.fsync", raise_full)
     for write in (write_flo, write_kitti):
         with pytest.raises(ZooError, match="no space left"):
             write(tmp_path / "x.flo", 2 * old)

@@ -13,7 +13,8 @@ from torch.testing import assert_close
 from deq_zoo.flow import DEQFlow, FlowConfig, State
 from deq_zoo.flow.layers import pixel_grid
 from deq_zoo.flow.loss import counted, flow_loss, sequence_loss
-from tests.zoo.flow.golden import facts, golden_model, images, tensors
+from tests.golden import load_facts, load_tensors
+from tests.zoo.flow.golden import MODEL, make_model, pick_images
 from torchdeq import reset_norm
 
 CLOSE: dict[str, Any] = {"rtol": 0, "atol": 1e-4}
@@ -22,16 +23,16 @@ PLAIN = {"f_solver": "simple_fixed_point_iter", "f_max_iter": 8}
 
 @pytest.mark.parametrize("storage", ["volume", "on_demand"])
 @torch.no_grad()
-def test_golden_features_lookup_and_one_application(storage: Any) -> None:
+def test_golden_features_lookup_and_one_application_are_reproduced(storage: Any) -> None:
     # In double precision: in single, both sides of the lookup are 5e-5 from the truth.
-    io, model = tensors("io"), golden_model(PLAIN, correlation=storage, dtype=torch.float64)
-    io = {key: value.double() for key, value in io.items()}
-    a, b = (2 * x / 255 - 1 for x in images(io, torch.float64))
+    model = make_model(PLAIN, correlation=storage, dtype=torch.float64)
+    io = load_tensors(MODEL, "io", torch.float64)
+    a, b = (2 * x / 255 - 1 for x in pick_images(io, torch.float64))
     fmaps = model.fnet(torch.cat((a, b)))
     assert_close(fmaps[:1, :, ::2, ::2], io["fmap1_s2"], **CLOSE)
     assert_close(fmaps[1:, :, ::2, ::2], io["fmap2_s2"], **CLOSE)
     assert_close(F.relu(model.cnet(a)), io["context"], **CLOSE)
-    given = model.inject(*images(io, torch.float64))
+    given = model.inject(*pick_images(io, torch.float64))
     z0 = State(io["z0_h"], io["z0_flow"])
     corr = given.correlation(pixel_grid(z0.flow) + z0.flow)
     assert_close(corr[..., ::4, ::4], io["corr_at_z0_s4"], **CLOSE)
@@ -43,9 +44,9 @@ def test_golden_features_lookup_and_one_application(storage: Any) -> None:
 
 
 @torch.no_grad()
-def test_golden_flow_after_eight_plain_iterations() -> None:
-    io, model = tensors("io"), golden_model(PLAIN)
-    (flow,), state, stats = model(*images(io))
+def test_golden_flow_after_eight_plain_iterations_is_reproduced() -> None:
+    io, model = load_tensors(MODEL, "io"), make_model(PLAIN)
+    (flow,), state, stats = model(*pick_images(io))
     assert stats.nfe == 8
     assert_close(state.hid, io["zK_h"], **CLOSE)
     assert_close(state.flow, io["zK_flow"], **CLOSE)
@@ -55,15 +56,15 @@ def test_golden_flow_after_eight_plain_iterations() -> None:
 
 
 @torch.no_grad()
-def test_golden_flow_with_global_motion_aggregation() -> None:
-    io, model = tensors("io"), golden_model(PLAIN, gma=True)
-    given = model.inject(*images(io))
+def test_golden_flow_with_global_motion_aggregation_is_reproduced() -> None:
+    io, model = load_tensors(MODEL, "io"), make_model(PLAIN, gma=True)
+    given = model.inject(*pick_images(io))
     assert given.attention is not None
     assert_close(given.attention[:, None, ::16], io["gma_attn_rows_s16"], **CLOSE)
     hid, moved = model.update_block(io["z0_h"], io["z0_flow"], given)
     assert_close(hid, io["gma_f_h"], **CLOSE)
     assert_close(moved, io["gma_f_flow"], **CLOSE)
-    (flow,), state, _ = model(*images(io))
+    (flow,), state, _ = model(*pick_images(io))
     assert_close(state.hid, io["gma_zK_h"], **CLOSE)
     assert_close(state.flow, io["gma_zK_flow"], **CLOSE)
     assert_close(flow[..., ::4, ::4], io["gma_flow_up_zK_s4"], rtol=0, atol=1e-3)
@@ -78,8 +79,10 @@ GRAPHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def losses(model: DEQFlow, io: dict[str, Tensor], dtype: torch.dtype) -> tuple[Tensor, list[float]]:
-    flows, _, _ = model(*images(io, dtype))
+def compute_losses(
+    model: DEQFlow, io: dict[str, Tensor], dtype: torch.dtype
+) -> tuple[Tensor, list[float]]:
+    flows, _, _ = model(*pick_images(io, dtype))
     truth, valid = io["flow_gt"].to(dtype), io["valid"]
     total = sequence_loss(flows, truth, valid, 0.8)
     total.backward()
@@ -87,58 +90,56 @@ def losses(model: DEQFlow, io: dict[str, Tensor], dtype: torch.dtype) -> tuple[T
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_golden_training_graph(name: str) -> None:
-    io, told = tensors("io"), facts("train_check.json")[name]
+def test_golden_training_graph_is_reproduced(name: str) -> None:
+    io, expected = load_tensors(MODEL, "io"), load_facts(MODEL, "train_check")[name]
     deq, config = GRAPHS[name]
-    model = golden_model(deq, **config).train()
-    total, terms = losses(model, io, torch.float32)
-    assert_close(terms, told["loss_terms"], rtol=1e-5, atol=0)
-    assert_close(total.item(), told["loss"], rtol=1e-5, atol=0)
+    model = make_model(deq, **config).train()
+    total, terms = compute_losses(model, io, torch.float32)
+    assert_close(terms, expected["loss_terms"], rtol=1e-5, atol=0)
+    assert_close(total.item(), expected["loss"], rtol=1e-5, atol=0)
     norms = {
         key: float(p.grad.double().norm())
         for key, p in model.named_parameters()
         if p.grad is not None
     }
-    assert norms.keys() == told["grad_norms"].keys()
-    for key, norm in told["grad_norms"].items():
-        assert abs(norms[key] - norm) <= 1e-3 * norm + 1e-5 * told["grad_norm_total"], key
+    assert norms.keys() == expected["grad_norms"].keys()
+    for key, norm in expected["grad_norms"].items():
+        assert abs(norms[key] - norm) <= 1e-3 * norm + 1e-5 * expected["grad_norm_total"], key
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_golden_training_graph_in_double_precision(name: str) -> None:
-    io, told = tensors("io"), facts("manifest.json")["float64_reference"][name]
+def test_golden_training_graph_in_double_precision_is_reproduced(name: str) -> None:
+    io, expected = load_tensors(MODEL, "io"), load_facts(MODEL)["float64_reference"][name]
     deq, config = GRAPHS[name]
-    model = golden_model(deq, dtype=torch.float64, **config).train()
-    total, _ = losses(model, io, torch.float64)
+    model = make_model(deq, dtype=torch.float64, **config).train()
+    total, _ = compute_losses(model, io, torch.float64)
     norms = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None])
-    assert_close(total.item(), told["loss"], rtol=1e-9, atol=0)
-    assert_close(norms.norm().item(), told["total"], rtol=1e-9, atol=0)
+    assert_close(total.item(), expected["loss"], rtol=1e-9, atol=0)
+    assert_close(norms.norm().item(), expected["total"], rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("gma", [False, True])
 @pytest.mark.parametrize("size", ["tiny", "base", "large", "huge", "gigantic"])
-def test_golden_parameter_counts(size: str, gma: bool) -> None:
-    manifest = facts("manifest.json")
-    key = next(k for k, v in manifest.items() if isinstance(v, dict) and f"{size}-gma" in v)
-    told = manifest[key][f"{size}-gma" if gma else size]
-    for name, counts in told.items():
+def test_golden_parameter_counts_are_reproduced(size: str, gma: bool) -> None:
+    expected = load_facts(MODEL)["parameter_counts"][f"{size}-gma" if gma else size]
+    for name, counts in expected.items():
         norm, _, narrow = name.partition("/")
         with torch.device("meta"):
             model = DEQFlow(
                 FlowConfig(size=size, gma=gma, narrow_head=bool(narrow)), {"norm_type": norm}
             )
-        found = {
+        sizes = {
             part: sum(p.numel() for p in module.parameters())
             for part, module in model.named_children()
         }
-        assert sum(found.values()) == counts["total"]
-        assert {part: found[part] for part in counts if part != "total"} == {
+        assert sum(sizes.values()) == counts["total"]
+        assert {part: sizes[part] for part in counts if part != "total"} == {
             part: count for part, count in counts.items() if part != "total"
         }
 
 
 def test_golden_names_are_the_checkpoints() -> None:
-    told = facts("manifest.json")["state_dict"]
-    model = golden_model(PLAIN)
+    names = load_facts(MODEL)["state_dict"]
+    model = make_model(PLAIN)
     reset_norm(model)
-    assert set(model.state_dict()) == {key for key in told if ".downsample.1." not in key}
+    assert set(model.state_dict()) == {key for key in names if ".downsample.1." not in key}

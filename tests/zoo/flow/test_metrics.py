@@ -54,7 +54,7 @@ def test_a_flow_that_is_no_number_is_an_outlier() -> None:
     assert math.isnan(scores.aepe)
 
 
-def test_the_masked_error_counts_extreme_and_unknown_flow_as_found() -> None:
+def test_the_masked_error_counts_extreme_and_unknown_flow_as_it_is() -> None:
     truth, flow = torch.zeros(2, 1, 4), torch.zeros(2, 1, 4)
     flow[0] = torch.tensor([1.0, 2.0, 3.0, 4.0])
     truth[1, 0, 1] = 400.0
@@ -86,9 +86,9 @@ def test_training_metrics_do_not_mix_samples() -> None:
     truth, flow = torch.zeros(2, 2, 4, 4), torch.zeros(2, 2, 4, 4)
     flow[1] = 10.0
     valid = torch.ones(2, 4, 4)
-    found = training_metrics(flow, truth, valid)
-    assert_close(found["epe"].item(), 10 * math.sqrt(2) / 2)
-    assert found["1px"].item() == 50.0
+    metrics = training_metrics(flow, truth, valid)
+    assert_close(metrics["epe"].item(), 10 * math.sqrt(2) / 2)
+    assert metrics["1px"].item() == 50.0
     valid[1] = 0
     assert training_metrics(flow, truth, valid)["epe"].item() == 0.0
     assert training_metrics(flow, truth, valid)["5px"].item() == 100.0
@@ -109,9 +109,9 @@ def test_the_learning_rate_is_pytorchs_one_cycle() -> None:
     reference = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, rate, steps + 100, pct_start=0.05, cycle_momentum=False, anneal_strategy="linear"
     )
-    ours = LinearOneCycle()
+    schedule = LinearOneCycle()
     for step in range(steps):
-        assert_close(rate * ours.factor(step, steps), optimizer.param_groups[0]["lr"])
+        assert_close(rate * schedule.factor(step, steps), optimizer.param_groups[0]["lr"])
         optimizer.step()
         reference.step()
 
@@ -141,9 +141,9 @@ def test_colours_of_flows() -> None:
     assert flow_to_colour(flow)[:, 0, 0].tolist() == [0, 0, 0]
     marked = torch.full((2, 1, 2), 3.0)
     marked[:, 0, 0] = 1.6e9  # Middlebury's mark of an unknown flow, which is no length
-    black, found = flow_to_colour(marked)[:, 0].T.tolist()
+    black, marked_colour = flow_to_colour(marked)[:, 0].T.tolist()
     assert black == [0, 0, 0]
-    assert found == flow_to_colour(marked[..., 1:])[:, 0, 0].tolist()
+    assert marked_colour == flow_to_colour(marked[..., 1:])[:, 0, 0].tolist()
     with pytest.raises(ValueError, match="a flow is"):
         flow_to_colour(torch.zeros(3, 4, 4))
 

@@ -19,12 +19,12 @@ from torchdeq import reset_norm
 PLAIN = {"f_solver": "simple_fixed_point_iter", "f_max_iter": 3}
 
 
-def nano(deq: Any = PLAIN, **config: Any) -> DEQFlow:
+def make_nano(deq: Any = PLAIN, **config: Any) -> DEQFlow:
     torch.manual_seed(0)
     return DEQFlow(FlowConfig(size="nano", **config), deq).eval()
 
 
-def frames(N: int = 1, height: int = 64, width: int = 64) -> tuple[Tensor, Tensor]:
+def draw_frames(N: int = 1, height: int = 64, width: int = 64) -> tuple[Tensor, Tensor]:
     pixels = torch.randint(256, (2, N, 3, height, width), dtype=torch.uint8)
     return pixels[0], pixels[1]
 
@@ -33,7 +33,7 @@ def frames(N: int = 1, height: int = 64, width: int = 64) -> tuple[Tensor, Tenso
 @pytest.mark.parametrize("pad", ["both", "bottom"])
 @torch.no_grad()
 def test_images_of_any_size_get_a_finite_flow(height: int, width: int, pad: Any) -> None:
-    (flow,), state, stats = nano()(*frames(2, height, width), pad=pad)
+    (flow,), state, stats = make_nano()(*draw_frames(2, height, width), pad=pad)
     assert flow.shape == (2, 2, height, width)
     assert flow.isfinite().all()
     assert stats.nfe == 3
@@ -42,8 +42,8 @@ def test_images_of_any_size_get_a_finite_flow(height: int, width: int, pad: Any)
 
 @torch.no_grad()
 def test_padding_repeats_the_border_where_it_should() -> None:
-    model = nano()
-    a, b = (x.float() for x in frames(1, 67, 70))
+    model = make_nano()
+    a, b = (x.float() for x in draw_frames(1, 67, 70))
     (whole,), *_ = model(F.pad(a, (1, 1, 2, 3), mode="replicate"),
                          F.pad(b, (1, 1, 2, 3), mode="replicate"))  # fmt: skip
     (flow,), *_ = model(a, b)
@@ -57,8 +57,8 @@ def test_padding_repeats_the_border_where_it_should() -> None:
 @pytest.mark.parametrize("gma", [False, True])
 @torch.no_grad()
 def test_a_pair_does_not_depend_on_its_batch_mates(gma: bool) -> None:
-    model = nano(gma=gma).double()
-    a, b = frames(3, 64, 72)
+    model = make_nano(gma=gma).double()
+    a, b = draw_frames(3, 64, 72)
     (together,), *_ = model(a, b)
     for k in range(3):
         (alone,), *_ = model(a[k : k + 1], b[k : k + 1])
@@ -69,8 +69,8 @@ def test_a_pair_does_not_depend_on_its_batch_mates(gma: bool) -> None:
 
 @torch.no_grad()
 def test_one_evaluation_is_the_published_recurrence() -> None:
-    model = nano().double()
-    a, b = frames()
+    model = make_nano().double()
+    a, b = draw_frames()
     given = model.inject(a, b)
     hid, flow = torch.randn(1, 32, 8, 8).double(), torch.randn(1, 2, 8, 8).double()
     block = model.update_block
@@ -105,30 +105,30 @@ def test_convex_upsampling_is_a_mean_of_neighbours() -> None:
 
 @pytest.mark.parametrize("storage", ["volume", "on_demand"])
 def test_implicit_gradients_flow_in_either_storage(storage: Any) -> None:
-    model = nano({"ift": True, "f_max_iter": 12, "f_tol": 0.0, "b_max_iter": 6,
+    model = make_nano({"ift": True, "f_max_iter": 12, "f_tol": 0.0, "b_max_iter": 6,
                   "on_failure": "ignore"}, correlation=storage)  # fmt: skip
-    (flow,), *_ = model.train()(*frames())
+    (flow,), *_ = model.train()(*draw_frames())
     flow.sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
 def test_frozen_statistics_stay_when_training_is_turned_on_again() -> None:
-    model = nano(freeze_bn=True).train()
+    model = make_nano(freeze_bn=True).train()
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     before = norms[0].running_mean.clone()  # type: ignore[union-attr]
-    model(*frames(2))
+    model(*draw_frames(2))
     model.eval()
     model.train()
-    model(*frames(2))
+    model(*draw_frames(2))
     assert not any(m.training for m in norms)
     assert model.training
     assert torch.equal(before, norms[0].running_mean)  # type: ignore[arg-type]
-    assert nano().train().cnet.norm1.training
+    assert make_nano().train().cnet.norm1.training
 
 
 @torch.no_grad()
 def test_a_state_can_be_taken_up_again() -> None:
-    model, pair = nano(), frames()
+    model, pair = make_nano(), draw_frames()
     _, half, _ = model(*pair, f_max_iter=2)
     (flow,), *_ = model(*pair, start=half, f_max_iter=3)
     (whole,), *_ = model(*pair, f_max_iter=5)
@@ -137,7 +137,7 @@ def test_a_state_can_be_taken_up_again() -> None:
 
 @torch.no_grad()
 def test_copies_pickles_and_state_dicts_are_the_same_function() -> None:
-    model, pair = nano(gma=True), frames()
+    model, pair = make_nano(gma=True), draw_frames()
     (flow,), *_ = model(*pair)
     assert torch.equal(copy.deepcopy(model)(*pair).flows[0], flow)
     buffer = io.BytesIO()
@@ -152,15 +152,15 @@ def test_copies_pickles_and_state_dicts_are_the_same_function() -> None:
 
 @torch.no_grad()
 def test_half_precision_keeps_coordinates_exact() -> None:
-    pair = frames()
-    (exact,), *_ = nano()(*pair)
-    half = nano().bfloat16()
+    pair = draw_frames()
+    (exact,), *_ = make_nano()(*pair)
+    half = make_nano().bfloat16()
     reset_norm(half)
     (flow,), state, _ = half(*pair)
     assert state.flow.dtype == torch.float32
     assert float((flow - exact).abs().mean()) < 0.1 * float(exact.abs().mean()) + 0.2
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        (flow,), *_ = nano()(*pair)
+        (flow,), *_ = make_nano()(*pair)
     assert flow.dtype == torch.float32  # a flow of 200 pixels would be rounded to whole ones
     assert flow.isfinite().all()
     assert float((flow - exact).abs().mean()) < 0.1 * float(exact.abs().mean()) + 0.2
@@ -168,8 +168,8 @@ def test_half_precision_keeps_coordinates_exact() -> None:
 
 @torch.no_grad()
 def test_evaluation_returns_the_state_of_least_residual() -> None:
-    model = nano({"f_max_iter": 8, "eval_factor": 1.5, "on_failure": "ignore"}).double()
-    pair = frames(3, 67, 90)
+    model = make_nano({"f_max_iter": 8, "eval_factor": 1.5, "on_failure": "ignore"}).double()
+    pair = draw_frames(3, 67, 90)
     _, state, stats = model(*pair)
     given, z = model.inject(*pair), model.start(pair[0])
     seen = []
@@ -184,23 +184,23 @@ def test_evaluation_returns_the_state_of_least_residual() -> None:
 
 
 @torch.no_grad()
-def test_the_spectral_radius_of_a_pair_of_states_is_told() -> None:
-    _, _, stats = nano()(*frames(), sradius_mode=True)
+def test_the_spectral_radius_of_a_pair_of_states_is_reported() -> None:
+    _, _, stats = make_nano()(*draw_frames(), sradius_mode=True)
     assert stats["sradius"].shape == (1,)
     assert stats["sradius"].isfinite().all()
 
 
-def test_mistakes_are_told() -> None:
-    model = nano()
-    a, b = frames()
+def test_mistakes_are_errors() -> None:
+    model = make_nano()
+    a, b = draw_frames()
     with pytest.raises(ValueError, match="unknown size 'hug'"):
         FlowConfig(size="hug")
     with pytest.raises(ValueError, match="both frames must have one size"):
-        model(a, frames(1, 72, 64)[1])
+        model(a, draw_frames(1, 72, 64)[1])
     with pytest.raises(ValueError, match="both frames must have one size"):
         model(a[..., :60, :], b)  # which padding would make equal
     with pytest.raises(ValueError, match=r"a start for these images .* \(1, 2, 8, 8\)"):
-        model(a, b, start=model.start(frames(1, 72, 64)[0]))
+        model(a, b, start=model.start(draw_frames(1, 72, 64)[0]))
     with pytest.raises(ValueError, match="auto, volume, on_demand, got 'none'"):
         FlowConfig(correlation="none")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"images must be \(batch, 3"):
@@ -223,6 +223,6 @@ def test_the_published_initialisation() -> None:
 
 
 def test_states_have_names() -> None:
-    z = nano().start(frames()[0])
+    z = make_nano().start(draw_frames()[0])
     assert isinstance(z, State)
     assert not z.hid.any()

@@ -27,7 +27,7 @@ from deq_zoo.flow.warps import synthetic_video
 from deq_zoo.preset import PRESETS, find_preset, load_presets
 from deq_zoo.task import Shard
 from deq_zoo.values import from_data, to_data
-from tests.zoo.flow.test_data import all_sets
+from tests.zoo.flow.test_data import write_all_sets
 
 CPU = torch.device("cpu")
 load_presets("flow")
@@ -70,8 +70,8 @@ def test_the_smoke_preset_trains_and_reports(smoke: Path) -> None:
     with Image.open(smoke / "pictures" / "flows.png") as picture:
         assert picture.width > 400
     lines = [json.loads(line) for line in (smoke / "log.jsonl").read_text().splitlines()]
-    (told,) = (line["metrics"] for line in lines if line["kind"] == "eval")
-    assert told["aepe"] == told["warps_aepe"]
+    (metrics,) = (line["metrics"] for line in lines if line["kind"] == "eval")
+    assert metrics["aepe"] == metrics["warps_aepe"]
 
 
 @pytest.fixture
@@ -117,12 +117,12 @@ def test_a_sequence_and_a_video_are_streamed(
 
 def test_test_sets_are_written_for_their_servers(smoke: Path, tmp_path: Path) -> None:
     pytest.importorskip("av")
-    root, model = all_sets(tmp_path), deq_zoo.load(smoke)
+    root, model = write_all_sets(tmp_path), deq_zoo.load(smoke)
     assert isinstance(model, DEQFlow)
-    told = list(write_submission(model, root / "Sintel", tmp_path / "s", CPU))
-    assert len(told) == 8
+    lines = list(write_submission(model, root / "Sintel", tmp_path / "s", CPU))
+    assert len(lines) == 8
     assert read_flo(tmp_path / "s/final/cave/frame_0002.flo").shape == (2, 80, 96)
-    told = list(write_submission(model, root / "KITTI", tmp_path / "k", CPU))
+    lines = list(write_submission(model, root / "KITTI", tmp_path / "k", CPU))
     assert sorted(p.name for p in (tmp_path / "k/flow").iterdir()) == [
         "000000_10.png", "000001_10.png"
     ]  # fmt: skip
@@ -130,7 +130,9 @@ def test_test_sets_are_written_for_their_servers(smoke: Path, tmp_path: Path) ->
         list(write_submission(model, tmp_path / "s", tmp_path / "x", CPU))
 
 
-def test_files_that_make_no_pair_are_told(smoke: Path, frames: list[Path], tmp_path: Path) -> None:
+def test_files_that_make_no_pair_are_errors(
+    smoke: Path, frames: list[Path], tmp_path: Path
+) -> None:
     model: Any = deq_zoo.load(smoke)
     with pytest.raises(ZooError, match="two pictures"):
         list(predict_files(model, frames[:1], tmp_path, CPU))
@@ -141,13 +143,13 @@ def test_files_that_make_no_pair_are_told(smoke: Path, frames: list[Path], tmp_p
         list(predict_files(model, [frames[0], tmp_path / "small.png"], tmp_path, CPU))
 
 
-def test_a_stage_trains_on_files_and_is_judged_by_files(tmp_path: Path) -> None:
+def test_a_stage_trains_on_files_and_is_evaluated_on_files(tmp_path: Path) -> None:
     pytest.importorskip("av")
     smoke = find_preset("flow-smoke").task
     assert isinstance(smoke, WarpTask)
     task = StageTask(
         net=smoke.net, deq=smoke.deq, batch=2, crop=(64, 72), stage="kitti",
-        validate=("kitti", "sintel_final"), data_dir=str(all_sets(tmp_path)),
+        validate=("kitti", "sintel_final"), data_dir=str(write_all_sets(tmp_path)),
     )  # fmt: skip
     assert task.steps_per_epoch == 1
     model = task.build()
@@ -155,8 +157,8 @@ def test_a_stage_trains_on_files_and_is_judged_by_files(tmp_path: Path) -> None:
     loss = task.loss(model.train(), batch, None)
     assert loss.value.isfinite()
     with torch.no_grad():
-        found = task.evaluate(model.eval(), CPU, thorough=False)
-    assert set(found.metrics) == {
+        result = task.evaluate(model.eval(), CPU, thorough=False)
+    assert set(result.metrics) == {
         "aepe", "kitti_aepe", "kitti_f1", "sintel_final_aepe",
         "sintel_final_1px", "sintel_final_3px", "sintel_final_5px",
     }  # fmt: skip
@@ -167,7 +169,7 @@ def test_training_batches_depend_on_step_seed_and_shard_alone(name: str, tmp_pat
     pytest.importorskip("av")
     task: Any = replace(find_preset(name).task, crop=(64, 72), batch=2)  # type: ignore[type-var]
     if isinstance(task, StageTask):
-        task = replace(task, data_dir=str(all_sets(tmp_path)))
+        task = replace(task, data_dir=str(write_all_sets(tmp_path)))
     first, again, later = (task.train_batch(k, 0, Shard()) for k in (3, 3, 4))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first[0], later[0])
@@ -176,7 +178,7 @@ def test_training_batches_depend_on_step_seed_and_shard_alone(name: str, tmp_pat
         assert torch.equal(whole, torch.cat(parts))
 
 
-def test_missing_data_is_told_before_anything_is_made(
+def test_missing_data_is_an_error_before_anything_is_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
@@ -186,13 +188,13 @@ def test_missing_data_is_told_before_anything_is_made(
     task: Any = replace(find_preset("flow-things-b").task, data_dir=str(tmp_path))  # type: ignore[type-var]
     with pytest.raises(DataError, match="there is no Sintel in"):
         assert task.steps_per_epoch
-    for wrong, told in (
+    for wrong, message in (
         ({"validate": ("chair",)}, "did you mean 'chairs'"),
         ({"validate": ()}, "needs a set"),
         ({"crop": (60, 64)}, "multiples of 8"),
         ({"batch": 0}, "at least 1"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             StageTask(**wrong)
 
 
@@ -217,7 +219,7 @@ def test_a_run_needs_the_one_it_started_from_no_more(
     deq_zoo.load(then)
     assert main([*args, "--force", "--set", f"start_from={first}"]) == 2
     assert "no run folder or checkpoint" in capsys.readouterr().err
-    assert (then / "last.safetensors").exists()  # told before the folder is replaced
+    assert (then / "last.safetensors").exists()  # the error comes before the folder is replaced
 
 
 def test_settings_that_would_do_nothing_are_refused(tmp_path: Path) -> None:
@@ -228,13 +230,13 @@ def test_settings_that_would_do_nothing_are_refused(tmp_path: Path) -> None:
         WarpTask(noise=-1.0)
 
 
-def test_batches_that_are_too_small_are_told(
+def test_batches_that_are_too_small_are_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("av")
     with pytest.raises(ZooError, match="a batch of 2 is too small for 3 processes"):
         find_preset("flow-smoke").task.train_batch(0, 0, Shard(2, 3))
-    root, out = all_sets(tmp_path), tmp_path / "run"
+    root, out = write_all_sets(tmp_path), tmp_path / "run"
     args = ["--data-dir", str(root), "--out", str(out), "--cpu", "--set", "size=nano"]
     assert main(["train", "flow-kitti-b", *args]) == 2
     assert "needs as many pairs, there are 2" in capsys.readouterr().err
@@ -296,8 +298,8 @@ def test_a_solve_may_start_from_a_flow_alone() -> None:
     a, b = torch.randint(256, (2, 1, 3, 64, 64), dtype=torch.uint8)
     assert isinstance(model, DEQFlow)
     flow = torch.randn(1, 2, 8, 8)
-    found = model(a, b, flow, f_max_iter=2)
+    result = model(a, b, flow, f_max_iter=2)
     wanted = model(a, b, State(torch.zeros(1, 32, 8, 8), flow), f_max_iter=2)
-    assert torch.equal(found.flows[0], wanted.flows[0])
+    assert torch.equal(result.flows[0], wanted.flows[0])
     with pytest.raises(ValueError, match="a start for these images"):
         model(a, b, torch.randn(1, 2, 4, 8))

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from deq_zoo.flow import DEQFlow, FlowConfig, State
 from deq_zoo.flow.video import FlowStream, carried, read_frames
-from tests.zoo.flow.golden import data
+from tests.golden import find_data
 
 
 class Towards(nn.Module):
@@ -22,8 +22,8 @@ class Towards(nn.Module):
         return hid / 2, (flow + given) / 2
 
 
-class Knowing(DEQFlow):
-    """A model that knows the flow of a pair: the difference of the frames' means."""
+class Oracle(DEQFlow):
+    """A model whose flow of a pair is the difference of the frames' means."""
 
     def __init__(self) -> None:
         super().__init__(FlowConfig(size="nano"))
@@ -34,12 +34,12 @@ class Knowing(DEQFlow):
         return step.expand_as(self.start(image1).flow)
 
 
-def knowing() -> DEQFlow:
-    return Knowing().eval()
+def make_oracle() -> DEQFlow:
+    return Oracle().eval()
 
 
-def reference(state: State) -> tuple[Tensor, Tensor]:
-    """Nearest neighbours one by one."""
+def carry_one_by_one(state: State) -> tuple[Tensor, Tensor]:
+    """Move every pixel to where the flow points, nearest neighbours one by one."""
     _, _, h, w = state.flow.shape
     hid, flow = torch.zeros_like(state.hid), torch.zeros_like(state.flow)
     for n in range(len(flow)):
@@ -59,8 +59,8 @@ def reference(state: State) -> tuple[Tensor, Tensor]:
 
 def test_a_carried_state_is_that_of_the_nearest_arrival() -> None:
     state = State(torch.randn(2, 3, 6, 7).double(), 2 * torch.randn(2, 2, 6, 7).double())
-    found = carried(state)
-    assert_close(tuple(found), reference(state))
+    result = carried(state)
+    assert_close(tuple(result), carry_one_by_one(state))
 
 
 def test_the_nearest_are_scipys() -> None:
@@ -78,14 +78,14 @@ def test_the_nearest_are_scipys() -> None:
         )
         for each in flow[0]
     ]
-    found = carried(State(flow, flow)).flow[0]
-    assert_close(found, torch.stack([torch.tensor(each) for each in want]))
+    result = carried(State(flow, flow)).flow[0]
+    assert_close(result, torch.stack([torch.tensor(each) for each in want]))
 
 
 def test_a_still_state_is_carried_as_it_is_where_it_can() -> None:
     state = State(torch.randn(1, 4, 5, 5), torch.full((1, 2, 5, 5), 0.25))
-    found = carried(state)
-    assert torch.equal(found.hid, state.hid)
+    result = carried(state)
+    assert torch.equal(result.hid, state.hid)
     gone = carried(State(state.hid, torch.full((1, 2, 5, 5), 100.0)))
     assert not gone.hid.any()
     assert not gone.flow.any()
@@ -93,19 +93,19 @@ def test_a_still_state_is_carried_as_it_is_where_it_can() -> None:
 
 def test_reuse_saves_evaluations_and_keeps_the_answer() -> None:
     frames = [torch.full((1, 3, 64, 72), 2.0 * k) for k in range(5)]  # a steady flow of 2
-    model = knowing()
+    model = make_oracle()
     warm = list(FlowStream(model, tolerance=0.01)(frames))
     cold = list(FlowStream(model, tolerance=0.01, reuse=False)(frames))
-    assert [found.reused for found in warm] == [False, True, True, True]
-    assert not any(found.reused for found in cold)
+    assert [result.reused for result in warm] == [False, True, True, True]
+    assert not any(result.reused for result in cold)
     assert warm[0].nfe == cold[0].nfe > 8
-    assert all(found.nfe <= 2 for found in warm[1:])
+    assert all(result.nfe <= 2 for result in warm[1:])
     for a, b in zip(warm, cold, strict=True):
         assert_close(a.flow, b.flow, atol=0.02, rtol=0)
 
 
 def test_the_flow_is_carried_once() -> None:
-    model, seen = knowing(), []
+    model, seen = make_oracle(), []
     stream = FlowStream(model, max_iter=1)
     frames = [torch.full((1, 3, 64, 64), 100.0) + k for k in range(3)]
     stream.push(frames[0])
@@ -118,7 +118,7 @@ def test_the_flow_is_carried_once() -> None:
 
 
 def test_cuts_and_new_sizes_begin_anew() -> None:
-    stream = FlowStream(knowing(), max_iter=2)
+    stream = FlowStream(make_oracle(), max_iter=2)
     dark, light = torch.zeros(1, 3, 64, 64), torch.full((1, 3, 64, 64), 255.0)
     assert stream.push(dark) is None
     first, second, cut = stream.push(dark), stream.push(dark), stream.push(light)
@@ -130,35 +130,35 @@ def test_cuts_and_new_sizes_begin_anew() -> None:
     stream.reset()
     assert stream.push(dark) is None
     with pytest.raises(ValueError, match="must be at least 0, got -1"):
-        FlowStream(knowing(), tolerance=-1)
+        FlowStream(make_oracle(), tolerance=-1)
 
 
 def test_a_pair_gets_the_evaluations_of_the_models_own_evaluation() -> None:
-    model = knowing()
+    model = make_oracle()
     model.deq.eval_f_max_iter = 3
     frames = [torch.full((1, 3, 64, 64), 9.0 * k) for k in range(2)]
-    assert [found.nfe for found in FlowStream(model, tolerance=0.0)(frames)] == [3]
-    assert [found.nfe for found in FlowStream(model, 0.0, max_iter=5)(frames)] == [5]
+    assert [result.nfe for result in FlowStream(model, tolerance=0.0)(frames)] == [3]
+    assert [result.nfe for result in FlowStream(model, 0.0, max_iter=5)(frames)] == [5]
 
 
 def test_the_tolerance_does_not_depend_on_the_size() -> None:
     nfe = []
     for width in (64, 256):
-        stream = FlowStream(knowing(), tolerance=0.02)
-        found = [stream.push(torch.full((1, 3, 64, width), 3.0 * k)) for k in range(2)][1]
-        assert found is not None
-        nfe.append(found.nfe)
+        stream = FlowStream(make_oracle(), tolerance=0.02)
+        result = [stream.push(torch.full((1, 3, 64, width), 3.0 * k)) for k in range(2)][1]
+        assert result is not None
+        nfe.append(result.nfe)
     assert nfe[0] == nfe[1]
 
 
-def test_golden_video_is_read() -> None:
+def test_a_real_video_is_read() -> None:
     pytest.importorskip("av")
-    frames = read_frames(data("video") / "bikes.mp4")
+    frames = read_frames(find_data("video") / "bikes.mp4")
     assert next(frames).shape == (1, 3, 272, 640)
     frames.close()
 
 
-def test_what_is_no_video_is_told(tmp_path: Path) -> None:
+def test_what_is_no_video_is_an_error(tmp_path: Path) -> None:
     pytest.importorskip("av")
     from deq_zoo.errors import DataError
 

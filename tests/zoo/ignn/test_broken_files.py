@@ -16,9 +16,9 @@ from deq_zoo.ignn.readers import amazon, amazon_photo, planetoid, ppi, tu
 ROWS = {"indptr": [0, 1, 2, 2], "indices": [0, 1], "shape": [3, 2]}
 
 
-def archive(path: Path, held: dict[str, Any], **changes: Any) -> None:
-    """An archive with some arrays changed; None leaves one out."""
-    kept = {name: value for name, value in (held | changes).items() if value is not None}
+def write_archive(path: Path, source: dict[str, Any], **changes: Any) -> None:
+    """Write an archive with some arrays changed; None leaves one out."""
+    kept = {name: value for name, value in (source | changes).items() if value is not None}
     arrays: dict[str, Any] = {name: np.array(value) for name, value in kept.items()}
     np.savez_compressed(path, **arrays)
 
@@ -50,9 +50,9 @@ NODES: dict[str, Any] = {
 )
 def test_archives_of_nodes(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     path = tmp_path / "cora.npz"
-    archive(path, NODES)
+    write_archive(path, NODES)
     assert planetoid(tmp_path, "cora").edges.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
-    archive(path, NODES, **changes)
+    write_archive(path, NODES, **changes)
     with pytest.raises(DataError, match=rf"cora\.npz.*{message}"):
         planetoid(tmp_path, "cora")
 
@@ -65,7 +65,7 @@ def test_archives_of_co_purchases_name_what_they_lack(tmp_path: Path) -> None:
 
 def test_damaged_archives(tmp_path: Path) -> None:
     path = tmp_path / "X.npz"
-    archive(path, {"node_ptr": np.arange(4000), "junk": np.random.rand(100)})
+    write_archive(path, {"node_ptr": np.arange(4000), "junk": np.random.rand(100)})
     whole = bytearray(path.read_bytes())
     whole[60:2000] = bytes(1940)
     for content in (b"", bytes(whole), bytes(whole[:500])):
@@ -95,7 +95,7 @@ MOLECULES: dict[str, Any] = {
     ],
 )
 def test_archives_of_graphs(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    archive(tmp_path / "X.npz", MOLECULES, **changes)
+    write_archive(tmp_path / "X.npz", MOLECULES, **changes)
     with pytest.raises(DataError, match=rf"X\.npz.*{message}"):
         tu(tmp_path, "X")
 
@@ -125,8 +125,8 @@ def test_texts_of_graphs(tmp_path: Path, changes: dict[str, str], message: str) 
 
 @pytest.mark.parametrize(("text", "edges"), [("", 0), ("3, 4\n", 1)])
 def test_graphs_may_have_few_edges(tmp_path: Path, text: str, edges: int) -> None:
-    for part, held in (TU | {"A": text}).items():
-        (tmp_path / f"X_{part}.txt").write_text(held)
+    for part, content in (TU | {"A": text}).items():
+        (tmp_path / f"X_{part}.txt").write_text(content)
     assert tu(tmp_path, "X").edges.shape == (2, edges)
 
 
@@ -160,22 +160,22 @@ def test_amazon_without_edges(tmp_path: Path) -> None:
     assert amazon(tmp_path).edges.shape == (2, 0)
 
 
-def write_ppi(folder: Path, told: Any = None, **arrays: Any) -> None:
+def write_ppi(folder: Path, links: Any = None, **arrays: Any) -> None:
     for split in ("train", "valid", "test"):
-        held = {"links": [{"source": 0, "target": 1}], "directed": False}
-        (folder / f"{split}_graph.json").write_text(json.dumps(held))
+        graph = {"links": [{"source": 0, "target": 1}], "directed": False}
+        (folder / f"{split}_graph.json").write_text(json.dumps(graph))
         full = {"feats": np.ones((3, 2)), "labels": np.ones((3, 4)), "graph_id": np.ones(3)}
         for name, array in full.items():
             np.save(folder / f"{split}_{name}.npy", array)
     for name, array in arrays.items():
         np.save(folder / f"train_{name}.npy", array)
-    if told is not None:
-        text = told if isinstance(told, str) else json.dumps(told)
+    if links is not None:
+        text = links if isinstance(links, str) else json.dumps(links)
         (folder / "train_graph.json").write_text(text)
 
 
 @pytest.mark.parametrize(
-    ("told", "message"),
+    ("links", "message"),
     [
         ("{", "train_graph.json is not as expected"),
         ([], "train_graph.json is not as expected"),
@@ -185,8 +185,8 @@ def write_ppi(folder: Path, told: Any = None, **arrays: Any) -> None:
         ({"links": [{"source": 0, "target": 3}]}, "train_graph.json.*0 to 2, got 0 to 3"),
     ],
 )
-def test_links_of_tissues(tmp_path: Path, told: Any, message: str) -> None:
-    write_ppi(tmp_path, told)
+def test_links_of_tissues(tmp_path: Path, links: Any, message: str) -> None:
+    write_ppi(tmp_path, links)
     with pytest.raises(DataError, match=message):
         ppi(tmp_path)
 
@@ -207,22 +207,22 @@ def test_rows_of_tissues_are_aligned(tmp_path: Path) -> None:
         ppi(tmp_path)
 
 
-@pytest.mark.parametrize(("told", "edges"), [({"links": []}, 4), ({"edges": []}, 4), (None, 6)])
+@pytest.mark.parametrize(("links", "edges"), [({"links": []}, 4), ({"edges": []}, 4), (None, 6)])
 def test_tissues_may_have_no_links_or_call_them_edges(
-    tmp_path: Path, told: Any, edges: int
+    tmp_path: Path, links: Any, edges: int
 ) -> None:
-    write_ppi(tmp_path, told)
+    write_ppi(tmp_path, links)
     assert ppi(tmp_path).edges.shape == (2, edges)
 
 
 def test_an_archive_of_tissues(tmp_path: Path) -> None:
-    held: dict[str, Any] = {
+    arrays: dict[str, Any] = {
         "edge_index": [[0], [1]], "node_ptr": [0, 2, 3, 4, 5], "split": [0, 0, 0, 1],
         "x_bits": np.ones((5, 1), np.uint8), "x_dim": 3, "y_bits": np.ones((5, 1), np.uint8),
         "y_dim": 2,
     }  # fmt: skip
     path = tmp_path / "ppi_ohmnet_trainval.npz"
-    archive(path, held)
+    write_archive(path, arrays)
     assert ppi(tmp_path).test == (3,)
     for changes, message in (
         ({"x_dim": None}, "lacks x_dim"),
@@ -231,7 +231,7 @@ def test_an_archive_of_tissues(tmp_path: Path) -> None:
         ({"split": [0, 0, 1, 1]}, "at least 3"),
         ({"x_bits": np.ones((5, 1))}, "is not as expected"),
     ):
-        archive(path, held, **changes)
+        write_archive(path, arrays, **changes)
         with pytest.raises(DataError, match=message):
             ppi(tmp_path)
 
@@ -252,12 +252,12 @@ def test_an_archive_of_tissues(tmp_path: Path) -> None:
 )
 def test_planetoid_files(tmp_path: Path, part: str, value: Any, message: str) -> None:
     sparse = pytest.importorskip("scipy.sparse")
-    held = {
+    parts = {
         "allx": sparse.csr_matrix(np.eye(3)), "tx": sparse.csr_matrix(np.eye(3)[:1]),
         "y": np.eye(2)[:1], "ally": np.eye(2)[[0, 1, 0]], "ty": np.eye(2)[:1],
         "graph": {0: [1], 1: [0]}, "test.index": "3\n",
     }  # fmt: skip
-    for name, each in (held | {part: value}).items():
+    for name, each in (parts | {part: value}).items():
         path = tmp_path / f"ind.cora.{name}"
         content = each.encode() if isinstance(each, str) else pickle.dumps(each, protocol=2)
         path.write_bytes(content)

@@ -16,7 +16,7 @@ import torch
 from deq_zoo.errors import DataError, ZooError
 from deq_zoo.ignn.data import GraphSet, chains, random_graphs, split_by_class
 from deq_zoo.ignn.readers import amazon, amazon_photo, planetoid, ppi, tu
-from tests.zoo.ignn.golden import data
+from tests.golden import find_data
 
 EDGES = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
 
@@ -96,34 +96,34 @@ def test_tu_sets(tmp_path: Path, suffix: str) -> None:
             node_label=[1, 0, 0, 0, 2],
             graph_label=[0, 1],
         )
-    found = tu(tmp_path, "X")
-    assert found.sizes == (2, 3)
-    assert found.y.tolist() == [0, 1]
-    assert found.x.argmax(1).tolist() == [1, 0, 0, 0, 2]
-    assert found.edges.tolist() == [[0, 1, 2, 3, 3, 4], [1, 0, 3, 2, 4, 3]]
+    result = tu(tmp_path, "X")
+    assert result.sizes == (2, 3)
+    assert result.y.tolist() == [0, 1]
+    assert result.x.argmax(1).tolist() == [1, 0, 0, 0, 2]
+    assert result.edges.tolist() == [[0, 1, 2, 3, 3, 4], [1, 0, 3, 2, 4, 3]]
 
 
 def test_planetoid_files_of_python_2_and_their_gaps(tmp_path: Path) -> None:
     sparse = pytest.importorskip("scipy.sparse")
     allx = sparse.csr_matrix(np.array([[1.0, 1, 0], [0, 2, 0], [0, 0, 4]], dtype=np.float32))
     tx = sparse.csr_matrix(np.array([[3.0, 0, 1], [0, 0, 1]], dtype=np.float32))
-    held: dict[str, Any] = {
+    parts: dict[str, Any] = {
         "x": allx[:1], "allx": allx, "tx": tx, "y": np.eye(2, dtype=np.int32)[:1],
         "ally": np.eye(2, dtype=np.int32)[[0, 1, 0]], "ty": np.eye(2, dtype=np.int32)[[1, 1]],
         "graph": defaultdict(list, {0: [1, 1, 0], 1: [0], 2: [5], 5: [2]}),
     }  # fmt: skip
-    for part, value in held.items():
+    for part, value in parts.items():
         (tmp_path / f"ind.cora.{part}").write_bytes(pickle.dumps(value, protocol=2))
     (tmp_path / "ind.cora.test.index").write_text("5\n3\n")  # node 4 has no row
-    found = planetoid(tmp_path, "cora")
-    assert found.x is not None
-    assert found.x.tolist() == [
+    result = planetoid(tmp_path, "cora")
+    assert result.x is not None
+    assert result.x.tolist() == [
         [0.5, 0.5, 0], [0, 1, 0], [0, 0, 1], [0, 0, 1], [0, 0, 0], [0.75, 0, 0.25]
     ]  # fmt: skip
-    assert found.y.tolist() == [0, 1, 0, 1, 0, 1]
-    assert found.edges.tolist() == [[0, 1, 2, 5], [1, 0, 5, 2]]
-    assert found.train.tolist() == [0]
-    assert found.test.tolist() == [3, 5]
+    assert result.y.tolist() == [0, 1, 0, 1, 0, 1]
+    assert result.edges.tolist() == [[0, 1, 2, 5], [1, 0, 5, 2]]
+    assert result.train.tolist() == [0]
+    assert result.test.tolist() == [3, 5]
 
 
 def test_a_pickle_with_anything_but_arrays_is_refused(tmp_path: Path) -> None:
@@ -144,22 +144,22 @@ def test_co_purchase_archives(tmp_path: Path) -> None:
         attr_indptr=[0, 1, 1, 2], attr_indices=[0, 1], attr_data=[2.0, 1], attr_shape=[3, 2],
         labels=[0, 1, 1],
     )  # fmt: skip
-    found = amazon_photo(tmp_path)
-    assert found.x is not None
-    assert found.x.tolist() == [[1, 0], [0, 0], [0, 1]]
-    assert found.edges.tolist() == [[0, 1], [1, 0]]
+    result = amazon_photo(tmp_path)
+    assert result.x is not None
+    assert result.x.tolist() == [[1, 0], [0, 0], [0, 1]]
+    assert result.edges.tolist() == [[0, 1], [1, 0]]
 
 
 def test_amazon_texts(tmp_path: Path) -> None:
     texts = {"adj_list": "0 1 2\n1 0\n2 0\n", "label": "1 0\n0 1\n1 1\n", "meta": "3 2\n",
              "train_idx-0.06": "0\n1\n", "test_idx": "2\n"}  # fmt: skip
     write_texts(tmp_path, **texts)
-    found = amazon(tmp_path)
-    assert found.x is None
-    assert (found.features, found.classes) == (3, 2)
-    assert found.edges.tolist() == [[0, 0, 1, 2], [1, 2, 0, 0]]
-    assert found.test.tolist() == [2]
-    assert [len(part) for part in (found.train, found.val)] == [1, 1]
+    result = amazon(tmp_path)
+    assert result.x is None
+    assert (result.features, result.classes) == (3, 2)
+    assert result.edges.tolist() == [[0, 0, 1, 2], [1, 2, 0, 0]]
+    assert result.test.tolist() == [2]
+    assert [len(part) for part in (result.train, result.val)] == [1, 1]
     write_texts(tmp_path, meta="4 2\n")
     with pytest.raises(DataError, match="says 4 x 2"):
         amazon(tmp_path)
@@ -170,18 +170,18 @@ def test_ppi_as_pyg_has_it(tmp_path: Path) -> None:
         n = len(graphs)
         links = [{"source": k, "target": k + 1} for k in range(n - 1) if graphs[k] == graphs[k + 1]]
         links += [{"source": 0, "target": 0}]
-        told = {"directed": False, "nodes": [{"id": k} for k in range(n)], "links": links}
-        (tmp_path / f"{split}_graph.json").write_text(json.dumps(told))
+        graph = {"directed": False, "nodes": [{"id": k} for k in range(n)], "links": links}
+        (tmp_path / f"{split}_graph.json").write_text(json.dumps(graph))
         np.save(tmp_path / f"{split}_feats.npy", np.ones((n, 4)))
         np.save(tmp_path / f"{split}_labels.npy", np.ones((n, 3), dtype=np.int64))
         np.save(tmp_path / f"{split}_graph_id.npy", np.array(graphs))
-    found = ppi(tmp_path)
-    assert found.sizes == (3, 2, 2, 1)
-    assert (found.train, found.val, found.test) == ((0, 1), (2,), (3,))
-    assert found.edges.tolist() == [[0, 1, 1, 2, 3, 4, 5, 6], [1, 0, 2, 1, 4, 3, 6, 5]]
+    result = ppi(tmp_path)
+    assert result.sizes == (3, 2, 2, 1)
+    assert (result.train, result.val, result.test) == ((0, 1), (2,), (3,))
+    assert result.edges.tolist() == [[0, 1, 1, 2, 3, 4, 5, 6], [1, 0, 2, 1, 4, 3, 6, 5]]
 
 
-def test_what_is_missing_is_told(tmp_path: Path) -> None:
+def test_missing_files_are_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"--data-dir must name the folder with cora\.npz"):
         planetoid(None, "cora")
     with pytest.raises(DataError, match="there is no folder"):
@@ -203,13 +203,13 @@ def test_mutag_needs_its_package_or_a_folder(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_real_sets_have_their_published_sizes() -> None:
-    cora = planetoid(data("planetoid_cora"), "cora")
+    cora = planetoid(find_data("planetoid_cora"), "cora")
     assert (len(cora.y), cora.features, cora.classes) == (2708, 1433, 7)
     assert cora.edges.shape[1] == 10_556
     assert [len(p) for p in (cora.train, cora.val, cora.test)] == [140, 500, 1000]
-    mutag = tu(data("tu"), "MUTAG")
+    mutag = tu(find_data("tu"), "MUTAG")
     assert (len(mutag.sizes), mutag.features, mutag.classes) == (188, 7, 2)
-    tissues = ppi(data("ppi_ohmnet"))
+    tissues = ppi(find_data("ppi_ohmnet"))
     assert (len(tissues.sizes), tissues.features, tissues.classes) == (22, 50, 121)
     assert [len(p) for p in (tissues.train, tissues.val, tissues.test)] == [18, 2, 2]
     assert tissues.edges.shape[1] == 2 * (735_385 - 22_741)  # both ways, without loops

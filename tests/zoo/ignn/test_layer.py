@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from deq_zoo.ignn import Graphs, ImplicitGraph, project_rows
-from tests.zoo.ignn.golden import TIGHT, random_graph
+from tests.zoo.ignn.problems import TIGHT, draw_graph
 from torchdeq import remove_norm
 
 NORMS: list[dict[str, Any]] = [
@@ -24,7 +24,7 @@ NORMS: list[dict[str, Any]] = [
 ]
 
 
-def layer(p: int = 3, m: int = 4, **options: Any) -> ImplicitGraph:
+def make_layer(p: int = 3, m: int = 4, **options: Any) -> ImplicitGraph:
     deq = {**TIGHT, **options.pop("deq", {})}
     return ImplicitGraph(p, m, deq=deq, **options).double()
 
@@ -61,8 +61,8 @@ def test_projection_of_a_stack_has_a_ball_for_each_matrix() -> None:
 @pytest.mark.parametrize("self_term", [True, False])
 @torch.no_grad()
 def test_fixed_point_of_a_linear_layer_equals_a_dense_solve(self_term: bool) -> None:
-    graph = random_graph(6, 15)
-    model = layer(self_term=self_term, phi=identity).eval()
+    graph = draw_graph(6, 15)
+    model = make_layer(self_term=self_term, phi=identity).eval()
     x = torch.randn(6, 3, dtype=torch.float64)
     (z,), stats = model(x, graph)
     At, W = graph.incoming.to_dense(), model.weight(graph)
@@ -85,8 +85,8 @@ def test_after_projection_every_random_graph_converges(
     sizes: list[int], edges: int, scale: float, norm: dict[str, Any], seed: int
 ) -> None:
     torch.manual_seed(seed)
-    graph = random_graph(sum(sizes), edges, seed, sizes)
-    model = layer(kappa=0.9, deq={"f_tol": 1e-9, "f_max_iter": 600, **norm})
+    graph = draw_graph(sum(sizes), edges, seed, sizes)
+    model = make_layer(kappa=0.9, deq={"f_tol": 1e-9, "f_max_iter": 600, **norm})
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(scale)  # as wild as training may make them
@@ -97,8 +97,8 @@ def test_after_projection_every_random_graph_converges(
 
 
 def test_without_constraint_the_same_graph_diverges_and_says_so() -> None:
-    graph = random_graph(6, 30)
-    model = layer(kappa=None, deq={"f_max_iter": 60})
+    graph = draw_graph(6, 30)
+    model = make_layer(kappa=None, deq={"f_max_iter": 60})
     with torch.no_grad():
         model.W.mul_(20)
         _, stats = model(torch.randn(6, 3, dtype=torch.float64), graph)
@@ -111,7 +111,7 @@ def test_a_fixed_spectral_norm_alone_makes_symmetric_graphs_well_posed() -> None
     graph = Graphs.from_edges(torch.cat((edges, edges.flip(0)), 1), 7).to(torch.float64)
     target = 0.9 / float(graph.rho)
     norm = {"norm_type": "spectral_norm", "norm_no_scale": True, "norm_target_norm": target}
-    model = layer(kappa=None, deq={**norm, "f_tol": 1e-9})
+    model = make_layer(kappa=None, deq={**norm, "f_tol": 1e-9})
     with torch.no_grad():
         model.get_parameter("W_orig").mul_(30)
         (_,), stats = model(torch.randn(7, 3, dtype=torch.float64), graph)
@@ -122,8 +122,8 @@ def test_a_fixed_spectral_norm_alone_makes_symmetric_graphs_well_posed() -> None
 @pytest.mark.parametrize("norm", NORMS, ids=["none", "weight", "spectral"])
 @torch.no_grad()
 def test_a_graph_does_not_depend_on_its_batch_mates(norm: dict[str, Any]) -> None:
-    parts = [random_graph(n, 3 * n, seed=n) for n in (5, 1, 8)]
-    model = layer(deq=norm).eval()
+    parts = [draw_graph(n, 3 * n, seed=n) for n in (5, 1, 8)]
+    model = make_layer(deq=norm).eval()
     xs = [torch.randn(part.nodes, 3, dtype=torch.float64) for part in parts]
     (z,), stats = model(torch.cat(xs), Graphs.union(parts))
     assert stats.status.shape == (3,)
@@ -135,16 +135,16 @@ def test_a_graph_does_not_depend_on_its_batch_mates(norm: dict[str, Any]) -> Non
 
 @torch.no_grad()
 def test_the_largest_rho_can_be_shared_as_published() -> None:
-    joined = Graphs.union([random_graph(n, 3 * n, seed=n) for n in (5, 8)])
+    joined = Graphs.union([draw_graph(n, 3 * n, seed=n) for n in (5, 8)])
     tied = joined.with_rho(float(joined.rho.max()))
-    model = layer()
+    model = make_layer()
     assert model.weight(joined).shape == (2, 4, 4)
     assert_close(model.weight(tied), model.weight(joined)[int(joined.rho.argmax())])
 
 
 def test_padding_stays_zero_and_one_application_is_the_formula() -> None:
-    graph = random_graph(7, 9, sizes=(5, 2))
-    model = layer()
+    graph = draw_graph(7, 9, sizes=(5, 2))
+    model = make_layer()
     x, z = torch.randn(7, 3).double(), torch.randn(7, 4).double()
     W, B = model.weight(graph), model.inject(x, graph)
     image = model.step(graph.pad(z), W, B, graph)
@@ -157,22 +157,24 @@ def test_padding_stays_zero_and_one_application_is_the_formula() -> None:
 @pytest.mark.parametrize("sizes", [(6,), (4, 2)])
 @pytest.mark.parametrize("norm", NORMS, ids=["none", "weight", "spectral"])
 def test_ift_equals_a_long_unrolling(sizes: tuple[int, ...], norm: dict[str, Any]) -> None:
-    graph = random_graph(6, 12, sizes=sizes)
+    graph = draw_graph(6, 12, sizes=sizes)
     x = torch.randn(6, 3, dtype=torch.float64)
 
-    def gradients(**deq: Any) -> list[Tensor]:
+    def compute_gradients(**deq: Any) -> list[Tensor]:
         torch.manual_seed(3)
-        model = layer(kappa=0.6, deq={**norm, **deq})
+        model = make_layer(kappa=0.6, deq={**norm, **deq})
         (z,), _ = model(x, graph)
         return list(torch.autograd.grad(z.square().sum(), list(model.parameters())))
 
-    for got, want in zip(gradients(ift=True), gradients(f_max_iter=0, grad=120), strict=True):
+    for got, want in zip(
+        compute_gradients(ift=True), compute_gradients(f_max_iter=0, grad=120), strict=True
+    ):
         assert_close(got, want, rtol=1e-8, atol=1e-10)
 
 
 def test_gradients_pass_the_projection_straight_through() -> None:
-    graph = random_graph(6, 30)
-    model = layer(deq={"ift": True})
+    graph = draw_graph(6, 30)
+    model = make_layer(deq={"ift": True})
     x = torch.randn(6, 3, dtype=torch.float64)
     (z,), _ = model(x, graph)
     through = torch.autograd.grad(z.sum(), model.W)[0]
@@ -183,9 +185,9 @@ def test_gradients_pass_the_projection_straight_through() -> None:
 
 
 def test_implicit_gradients_are_exact_for_features_and_twice() -> None:
-    graph = random_graph(3, 5)
+    graph = draw_graph(3, 5)
     options = {"ift": True, "higher_order": True, "f_tol": 1e-12, "b_tol": 1e-12}
-    smooth = layer(2, 2, kappa=0.3, phi=torch.tanh, deq=options)
+    smooth = make_layer(2, 2, kappa=0.3, phi=torch.tanh, deq=options)
     x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: smooth(x, graph)[0][0], (x,))
     assert torch.autograd.gradgradcheck(lambda x: smooth(x, graph)[0][0], (x,))
@@ -194,29 +196,29 @@ def test_implicit_gradients_are_exact_for_features_and_twice() -> None:
 @pytest.mark.parametrize("solver", ["anderson", "broyden", "newton_krylov"])
 @torch.no_grad()
 def test_every_kind_of_solver_finds_the_same_states(solver: str) -> None:
-    graph = random_graph(8, 20, sizes=(5, 3))
+    graph = draw_graph(8, 20, sizes=(5, 3))
     x = torch.randn(8, 3, dtype=torch.float64)
-    model = layer(kappa=0.8).eval()
-    other = layer(kappa=0.8, deq={"f_solver": solver, "f_tol": 1e-10}).eval()
+    model = make_layer(kappa=0.8).eval()
+    other = make_layer(kappa=0.8, deq={"f_solver": solver, "f_tol": 1e-10}).eval()
     other.load_state_dict(model.state_dict())
     assert_close(other(x, graph)[0][0], model(x, graph)[0][0], rtol=1e-7, atol=1e-8)
 
 
 @torch.no_grad()
 def test_a_warm_start_needs_fewer_evaluations_and_starts_can_be_chosen() -> None:
-    graph = random_graph(8, 20)
+    graph = draw_graph(8, 20)
     x = torch.randn(8, 3, dtype=torch.float64)
-    model = layer(deq={"f_tol": 1e-6}).eval()
+    model = make_layer(deq={"f_tol": 1e-6}).eval()
     (z,), cold = model(x, graph)
     assert model(x, graph, z)[1].nfe < cold.nfe
-    zeros = layer(start="zeros").eval()
+    zeros = make_layer(start="zeros").eval()
     zeros.load_state_dict(model.state_dict())
     assert_close(zeros(x, graph)[0][0], z, rtol=0, atol=1e-4)
 
 
 def test_training_may_sample_states() -> None:
-    graph = random_graph(5, 9, sizes=(3, 2))
-    model = layer(deq={"f_tol": 0.0, "f_max_iter": 6, "n_states": 3})
+    graph = draw_graph(5, 9, sizes=(3, 2))
+    model = make_layer(deq={"f_tol": 0.0, "f_max_iter": 6, "n_states": 3})
     states, stats = model(torch.randn(5, 3, dtype=torch.float64), graph)
     assert [tuple(z.shape) for z in states] == [(5, 4)] * 3
     assert stats.nfe == 6
@@ -224,11 +226,11 @@ def test_training_may_sample_states() -> None:
 
 @pytest.mark.parametrize("norm", NORMS, ids=["none", "weight", "spectral"])
 def test_copies_pickles_and_state_dicts_give_the_same_answers(norm: dict[str, Any]) -> None:
-    graph, x = random_graph(5, 9), torch.randn(5, 3, dtype=torch.float64)
-    model = layer(deq=norm)
+    graph, x = draw_graph(5, 9), torch.randn(5, 3, dtype=torch.float64)
+    model = make_layer(deq=norm)
     model(x, graph)[0][-1].sum().backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
-    again = layer(deq=norm)
+    again = make_layer(deq=norm)
     again.load_state_dict(model.state_dict())
     copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), again]
     with torch.no_grad():
@@ -241,7 +243,7 @@ def test_copies_pickles_and_state_dicts_give_the_same_answers(norm: dict[str, An
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_any_floating_dtype_trains(dtype: torch.dtype) -> None:
-    graph = random_graph(5, 9, dtype=torch.float32)
+    graph = draw_graph(5, 9, dtype=torch.float32)
     model = ImplicitGraph(3, 4, deq={"on_failure": "ignore"}).to(dtype)
     (z,), _ = model(torch.randn(5, 3, dtype=dtype), graph)
     assert z.dtype == dtype
@@ -250,7 +252,7 @@ def test_any_floating_dtype_trains(dtype: torch.dtype) -> None:
 
 
 def test_autocast_keeps_the_state_in_the_models_precision() -> None:
-    graph = random_graph(5, 9, dtype=torch.float32)
+    graph = draw_graph(5, 9, dtype=torch.float32)
     model = ImplicitGraph(3, 4, deq={"on_failure": "ignore"})
     with torch.autocast("cpu", dtype=torch.bfloat16):
         (z,), _ = model(torch.randn(5, 3), graph)
@@ -261,8 +263,8 @@ def test_autocast_keeps_the_state_in_the_models_precision() -> None:
 @torch.no_grad()
 def test_a_graph_without_nodes_disturbs_nothing() -> None:
     none = Graphs.from_edges(torch.empty(2, 0, dtype=torch.int64), 0)
-    some = random_graph(3, 5)
-    model = layer().eval()
+    some = draw_graph(3, 5)
+    model = make_layer().eval()
     assert model(torch.empty(0, 3, dtype=torch.float64), none)[0][0].shape == (0, 4)
     x = torch.randn(3, 3, dtype=torch.float64)
     (z,), stats = model(x, Graphs.union([none, some]))
@@ -273,30 +275,30 @@ def test_a_graph_without_nodes_disturbs_nothing() -> None:
 @torch.no_grad()
 def test_odd_graphs_one_node_no_edges_non_contiguous_features() -> None:
     lonely = Graphs.from_edges(torch.empty(2, 0, dtype=torch.int64), 1)
-    model = layer()
+    model = make_layer()
     (z,), stats = model(torch.ones(1, 3, dtype=torch.float64), lonely)
     assert model.Omega_2 is not None
     assert_close(z, model.Omega_2.sum(1).relu()[None])
     assert bool(stats.converged.all())
-    graph = random_graph(5, 9)
+    graph = draw_graph(5, 9)
     x = torch.randn(3, 5, dtype=torch.float64)
     assert torch.equal(model(x.mT, graph)[0][0], model(x.mT.contiguous(), graph)[0][0])
 
 
 def test_identity_becomes_the_largest_multiple_that_is_well_posed() -> None:
-    graph = random_graph(5, 9)
-    model = layer(init="identity", kappa=0.8)
+    graph = draw_graph(5, 9)
+    model = make_layer(init="identity", kappa=0.8)
     assert_close(model.weight(graph), 0.8 / graph.rho * torch.eye(4, dtype=torch.float64))
 
 
 def test_identity_features_need_no_matrix() -> None:
-    graph = random_graph(5, 9)
-    model = layer(5, 4).eval()
+    graph = draw_graph(5, 9)
+    model = make_layer(5, 4).eval()
     with torch.no_grad():
         expected = model(torch.eye(5, dtype=torch.float64), graph)[0][0]
         assert_close(model(None, graph)[0][0], expected)
         with pytest.raises(ValueError, match="one for each node: built for 5, got a graph of 6"):
-            model(None, random_graph(6, 3))
+            model(None, draw_graph(6, 3))
 
 
 def test_what_cannot_be_is_refused() -> None:
@@ -312,7 +314,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="a layer needs features"):
         ImplicitGraph(0, 4)
     with pytest.raises(ValueError, match=r"features must be \(5, 3\)"):
-        layer()(torch.zeros(4, 3, dtype=torch.float64), random_graph(5, 9))
+        make_layer()(torch.zeros(4, 3, dtype=torch.float64), draw_graph(5, 9))
     with pytest.raises(TypeError, match="norm_typ"):
         ImplicitGraph(3, 4, deq={"norm_typ": "none"})
 
@@ -333,19 +335,19 @@ def test_half_precision_rounds_at_the_scale_of_the_ball(dtype: torch.dtype) -> N
 def test_well_posedness_is_that_of_the_parameters_and_changes_nothing(
     norm: str, training: bool
 ) -> None:
-    graph = random_graph(5, 9)
-    model = layer(kappa=None, deq={"norm_type": norm}).train(training)
+    graph = draw_graph(5, 9)
+    model = make_layer(kappa=None, deq={"norm_type": norm}).train(training)
     before = model.well_posedness(graph).bound
     with torch.no_grad():
         model.get_parameter("W_g").mul_(0.5)  # as an optimiser would
-    held = {key: value.clone() for key, value in model.state_dict().items()}
+    state = {key: value.clone() for key, value in model.state_dict().items()}
     assert_close(model.well_posedness(graph).bound, before / 2)
     assert all(module.training == training for module in model.modules())
-    assert_close(dict(model.state_dict()), held, rtol=0, atol=0)
+    assert_close(dict(model.state_dict()), state, rtol=0, atol=0)
     assert model.W.requires_grad
 
 
 def test_graphs_that_share_an_adjacency_cannot_leave_the_solve() -> None:
     x = torch.randn(5, 3, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"compact=True takes finished graphs out .* but 2 share"):
-        layer()(x, random_graph(5, 4, sizes=(3, 2)), compact=True)
+        make_layer()(x, draw_graph(5, 4, sizes=(3, 2)), compact=True)

@@ -13,13 +13,13 @@ from torch.testing import assert_close
 from deq_zoo.errors import CheckpointError
 from deq_zoo.ignn import GraphIGNN, Graphs, IGNNConfig, NodeIGNN, SkipIGNN
 from deq_zoo.ignn.convert import from_authors, to_authors
-from tests.zoo.ignn.golden import TIGHT, random_graph
+from tests.zoo.ignn.problems import TIGHT, draw_graph
 
 CLIPPED: dict[str, Any] = {"norm_type": "spectral_norm", "norm_clip": True}
 
 
-def published(model: nn.Module) -> int:
-    """Parameters as the authors count them: with those that nothing depends on."""
+def count_published(model: nn.Module) -> int:
+    """Count parameters as the authors do: with those that nothing depends on."""
     buffers = {name for name, _ in model.named_buffers()}
     return sum(v.numel() for k, v in to_authors(model).items() if k not in buffers)
 
@@ -28,34 +28,36 @@ def test_published_sizes() -> None:
     with torch.device("meta"):
         wide = IGNNConfig(width=256)
         clipped, plain = SkipIGNN(50, 121, wide, CLIPPED), SkipIGNN(50, 121, wide)
-        assert published(clipped) == 4_664_206
-        assert published(plain) == 4_656_931
+        assert count_published(clipped) == 4_664_206
+        assert count_published(plain) == 4_656_931
         assert sum(p.numel() for p in clipped.parameters()) == 4_664_206 - 2_425
         for norm, size in (("weight_norm", 3_552), ("none", 3_504)):
-            assert published(NodeIGNN(100, 2, IGNNConfig(width=16), {"norm_type": norm})) == size
+            assert (
+                count_published(NodeIGNN(100, 2, IGNNConfig(width=16), {"norm_type": norm})) == size
+            )
         for norm, size in (("weight_norm", 85_749_248), ("none", 85_748_864)):
             amazon = NodeIGNN(334_863, 58, IGNNConfig(width=128), {"norm_type": norm})
-            assert published(amazon) == size
+            assert count_published(amazon) == size
         for labels, size in ((3, 33_538), (7, 34_050), (18, 35_458), (37, 37_890)):
             model = GraphIGNN(labels, 2, IGNNConfig(width=64))
-            assert published(model) == size
+            assert count_published(model) == size
         assert sum(p.numel() for p in GraphIGNN(3, 2, IGNNConfig(width=64)).parameters()) == (
             33_538 - 8_576
         )
 
 
-def nets(**deq: Any) -> list[Any]:
+def make_nets(**deq: Any) -> list[Any]:
     config = IGNNConfig(width=3, dropout=0.0, kappa=0.8)
     return [kind(4, 2, config, deq).double() for kind in (SkipIGNN, NodeIGNN, GraphIGNN)]
 
 
 @pytest.mark.parametrize("norm", ["none", "weight_norm", "spectral_norm"])
 def test_conversion_there_and_back(norm: str) -> None:
-    for model, again in zip(nets(norm_type=norm), nets(norm_type=norm), strict=True):
-        theirs = to_authors(model)
-        assert {k for k in theirs if k.endswith("bias") and theirs[k].dim() == 2}
-        theirs["X_0"] = torch.zeros(3, 5)
-        again.load_state_dict(from_authors(again, theirs))
+    for model, again in zip(make_nets(norm_type=norm), make_nets(norm_type=norm), strict=True):
+        released = to_authors(model)
+        assert {k for k in released if k.endswith("bias") and released[k].dim() == 2}
+        released["X_0"] = torch.zeros(3, 5)
+        again.load_state_dict(from_authors(again, released))
         assert_close(dict(again.state_dict()), dict(model.state_dict()))
 
 
@@ -63,43 +65,43 @@ def test_conversion_there_and_back(norm: str) -> None:
     ("norm", "parts"), [("weight_norm", {"g", "v"}), ("spectral_norm", {"orig", "g", "u", "v"})]
 )
 def test_what_only_the_authors_have_is_split_as_their_norm_does(norm: str, parts: set[str]) -> None:
-    model = nets(norm_type=norm)[2]
-    theirs = to_authors(model)
+    model = make_nets(norm_type=norm)[2]
+    released = to_authors(model)
     for k in ("ig1", "ig2", "ig3"):
-        names = {key for key in theirs if key.startswith(f"{k}.Omega_2")}
+        names = {key for key in released if key.startswith(f"{k}.Omega_2")}
         assert names == {f"{k}.Omega_2_{part}" for part in parts}
         for name in names:
-            assert theirs[name].shape == theirs[name.replace("Omega_2", "Omega_1")].shape
-            assert not bool(theirs[name].any())
+            assert released[name].shape == released[name.replace("Omega_2", "Omega_1")].shape
+            assert not bool(released[name].any())
 
 
 def test_conversion_mends_a_meaningless_spectral_norm_and_only_that() -> None:
-    model = nets(**CLIPPED)[1]
-    theirs = to_authors(model)
-    theirs["ig1.W_u"] = -theirs["ig1.W_u"]
+    model = make_nets(**CLIPPED)[1]
+    released = to_authors(model)
+    released["ig1.W_u"] = -released["ig1.W_u"]
     with pytest.warns(UserWarning, match=r"1 spectral norms were zero or negative, ig1\.W_orig"):
-        mended = from_authors(model, theirs)
+        mended = from_authors(model, released)
     sigma = mended["ig1.W_u"] @ mended["ig1.W_orig"] @ mended["ig1.W_v"]
     exact = torch.linalg.matrix_norm(mended["ig1.W_orig"], 2)
     assert 0.9 * exact < sigma <= exact * (1 + 1e-9)
-    assert torch.equal(mended["ig1.Omega_1_u"], theirs["ig1.Omega_1_u"])
+    assert torch.equal(mended["ig1.Omega_1_u"], released["ig1.Omega_1_u"])
 
 
-def test_weights_that_do_not_fit_are_told() -> None:
-    skip, node, _ = nets()
+def test_weights_that_do_not_fit_are_errors() -> None:
+    skip, node, _ = make_nets()
     with pytest.raises(CheckpointError, match=r"it lacks V\.weight.*Build it with their width"):
         from_authors(node, to_authors(skip))
-    theirs = to_authors(node)
-    theirs["V.weight"] = torch.zeros(7, 3)
+    released = to_authors(node)
+    released["V.weight"] = torch.zeros(7, 3)
     with pytest.raises(CheckpointError, match=r"V\.weight is \(7, 3\), the model's is \(2, 3\)"):
-        from_authors(node, theirs)
+        from_authors(node, released)
 
 
 @torch.no_grad()
 def test_networks_equal_their_formulas() -> None:
-    graph = random_graph(7, 9, sizes=(4, 3))
+    graph = draw_graph(7, 9, sizes=(4, 3))
     x = torch.randn(7, 4, dtype=torch.float64)
-    skip, node, whole = (model.eval() for model in nets(**TIGHT))
+    skip, node, whole = (model.eval() for model in make_nets(**TIGHT))
     out, y = skip(x, graph), x
     for k in range(5):
         (z,), _ = skip.ignn[k](y, graph)
@@ -124,9 +126,9 @@ def test_networks_equal_their_formulas() -> None:
 
 @torch.no_grad()
 def test_a_graph_in_a_batch_is_classified_as_alone_and_states_start_the_next_solve() -> None:
-    parts = [random_graph(n, 3 * n, seed=n) for n in (5, 2)]
+    parts = [draw_graph(n, 3 * n, seed=n) for n in (5, 2)]
     x = torch.randn(7, 4, dtype=torch.float64)
-    for model in (net.eval() for net in nets(f_tol=1e-12, f_stop_mode="rel", f_max_iter=500)):
+    for model in (net.eval() for net in make_nets(f_tol=1e-12, f_stop_mode="rel", f_max_iter=500)):
         out = model(x, Graphs.union(parts))
         alone = torch.cat([model(x[:5], parts[0]).logits, model(x[5:], parts[1]).logits])
         assert_close(out.logits, alone, rtol=1e-8, atol=1e-9)
@@ -136,15 +138,15 @@ def test_a_graph_in_a_batch_is_classified_as_alone_and_states_start_the_next_sol
 
 @pytest.mark.parametrize("options", [{"grad": 5, "tau": 0.5}, {"ift": True}])
 def test_every_parameter_learns(options: dict[str, Any]) -> None:
-    graph, x = random_graph(7, 9, sizes=(4, 3)), torch.randn(7, 4, dtype=torch.float64)
-    for model in nets(**options, **CLIPPED, on_failure="ignore"):
+    graph, x = draw_graph(7, 9, sizes=(4, 3)), torch.randn(7, 4, dtype=torch.float64)
+    for model in make_nets(**options, **CLIPPED, on_failure="ignore"):
         model(x, graph).logits.square().sum().backward()
         assert all(p.grad is not None for p in model.parameters())
 
 
 def test_projecting_the_parameters_leaves_the_network_as_it_is() -> None:
-    graph, x = random_graph(6, 20), torch.randn(6, 4, dtype=torch.float64)
-    model = nets(**TIGHT)[1].eval()
+    graph, x = draw_graph(6, 20), torch.randn(6, 4, dtype=torch.float64)
+    model = make_nets(**TIGHT)[1].eval()
     before = model(x, graph).logits
     model.project_(float(graph.rho))
     assert_close(model(x, graph).logits, before)

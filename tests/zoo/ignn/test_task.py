@@ -1,4 +1,4 @@
-"""Tasks and presets: what is learnt, judged, drawn and saved."""
+"""Tasks and presets: what is learnt, evaluated, drawn and saved."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from deq_zoo.ignn.task import NodeLabelTask, NodeTask
 from deq_zoo.preset import PRESETS, find_preset
 from deq_zoo.task import Shard
 from deq_zoo.values import from_data, to_data, with_settings
+from tests.zoo.training import CPU, measure, train
 from torchdeq import DEQConfig
 
-CPU = torch.device("cpu")
 NAMES = sorted(name for name in PRESETS if name.startswith("ignn"))
 
 
@@ -33,21 +33,21 @@ def test_every_preset_goes_to_a_file_and_back() -> None:
     for name in NAMES:
         preset = find_preset(name)
         assert from_data(json.loads(json.dumps(to_data(preset)))) == preset
-        assert preset.task.score.name.startswith("val_")  # never chosen by what it is judged by
+        assert preset.task.score.name.startswith("val_")  # never chosen by what it is tested on
 
 
 def test_the_smoke_preset_trains_and_reports(tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "run"
     assert main(["train", "ignn-smoke", "--cpu", "--out", str(out)]) == 0
-    told = capsys.readouterr().out
-    assert "val_accuracy" in told
-    assert "test_accuracy" in told
+    output = capsys.readouterr().out
+    assert "val_accuracy" in output
+    assert "test_accuracy" in output
     assert "<h2>Examples</h2>" in (out / "report.html").read_text()
     assert {"states", "graphs"} <= {p.stem for p in (out / "pictures").glob("*.png")}
     assert main(["evaluate", str(out), "--cpu"]) == 0
 
 
-def small(**changes: Any) -> NodeTask:
+def make_task(**changes: Any) -> NodeTask:
     options: dict[str, Any] = {
         "net": IGNNConfig(width=8, kappa=0.9, dropout=0.0, unit=True, start="zeros"),
         "deq": DEQConfig(norm_type="none", ift=True, f_max_iter=40, f_tol=0.0, b_tol=0.0),
@@ -56,39 +56,25 @@ def small(**changes: Any) -> NodeTask:
     return NodeTask(**(options | changes))
 
 
-def fit(task: Any, epochs: int, lr: float = 0.02) -> Any:
-    model = task.build()
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-    carry = None
-    for step in range(epochs):
-        loss = task.loss(model, task.train_batch(step, 0, Shard()), carry)
-        carry = loss.carry and [z.detach() for z in loss.carry]
-        optimizer.zero_grad()
-        loss.value.backward()
-        optimizer.step()
-        task.after_step(model)
-    with torch.no_grad():
-        return model, task.evaluate(model.eval(), CPU, False).metrics
-
-
 @pytest.mark.parametrize("warm", [False, True])
 def test_chains_are_learnt_to_their_ends(warm: bool) -> None:
-    _, metrics = fit(small(warm=warm), 40)
+    task = make_task(warm=warm)
+    metrics = measure(task, train(task, 40, lr=0.02).model)
     assert metrics["val_accuracy"] > 95
     assert metrics["test_accuracy"] > 95
 
 
 def test_after_every_step_the_parameters_are_in_their_ball() -> None:
-    task = small()
-    model, _ = fit(task, 3)
+    task = make_task()
+    model = train(task, 3, lr=0.02).model
     radius = 0.9 / task.least_rho
     assert bool((model.ig1.W.abs().sum(1) <= radius * (1 + 1e-6)).all())
-    normed = small(deq=DEQConfig(norm_type="weight_norm", f_max_iter=5, on_failure="ignore"))
-    fit(normed, 2)
+    normed = make_task(deq=DEQConfig(norm_type="weight_norm", f_max_iter=5, on_failure="ignore"))
+    train(normed, 2, lr=0.02)
 
 
 def test_shards_share_the_training_nodes() -> None:
-    task = small(length=10)
+    task = make_task(length=10)
     parts = [task.train_batch(0, 0, Shard(rank, 2)) for rank in range(2)]
     assert sorted(torch.cat(parts).tolist()) == sorted(task.nodes.train.tolist())
     with pytest.raises(ZooError, match="20 training nodes cannot be divided among 21 processes"):
@@ -125,8 +111,8 @@ def test_a_download_that_cannot_be_is_refused(tmp_path: Path) -> None:
 
 
 def test_nodes_without_a_test_split_give_no_picture_and_no_number() -> None:
-    task = small(data="cora")
-    made = small().nodes
+    task = make_task(data="cora")
+    made = make_task().nodes
     task.__dict__["nodes"] = replace(made, test=made.test[:0])  # in place of files
     model = task.build().eval()
     assert math.isnan(task.evaluate(model, CPU, False).metrics["test_accuracy"])
@@ -144,12 +130,17 @@ def test_labels_of_nodes_of_one_graph(tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     task = NodeLabelTask(data_dir=str(tmp_path), net=IGNNConfig(width=4, dropout=0.0))
-    model, metrics = fit(task, 30)
-    assert set(metrics) == {"val_micro_f1", "val_macro_f1", "test_micro_f1", "test_macro_f1"}
+    model = train(task, 30, lr=0.02).model
+    assert set(measure(task, model)) == {
+        "val_micro_f1",
+        "val_macro_f1",
+        "test_micro_f1",
+        "test_macro_f1",
+    }
     assert [p.name for p in task.pictures(model, CPU)] == ["labels"]
 
 
-def test_tissues_are_batched_judged_and_drawn() -> None:
+def test_tissues_are_batched_evaluated_and_drawn() -> None:
     task = TissueTask(net=IGNNConfig(width=2, kappa=0.9), deq=DEQConfig(norm_type="none"))
     made = random_graphs(6)
     y = torch.nn.functional.one_hot(torch.arange(len(made.x)) % 2).float()
@@ -157,19 +148,23 @@ def test_tissues_are_batched_judged_and_drawn() -> None:
     task.__dict__["examples"] = made  # in place of files
     (part,) = task.train_batch(0, 0, Shard())
     assert len(part.x) == part.graph.nodes == len(part.y)
-    model, metrics = fit(task, 8, lr=0.05)
-    assert set(metrics) == {"val_micro_f1", "val_macro_f1", "test_micro_f1", "test_macro_f1"}
+    model = train(task, 8, lr=0.05).model
+    assert set(measure(task, model)) == {
+        "val_micro_f1",
+        "val_macro_f1",
+        "test_micro_f1",
+        "test_macro_f1",
+    }
     assert [p.name for p in task.pictures(model, CPU)] == ["labels"]
     assert task.samples([part]) == 1
 
 
-def test_rings_and_stars_are_told_apart() -> None:
+def test_rings_and_stars_are_distinguished() -> None:
     task = GraphClassTask(
         data="rings", batch=20, folds=4, net=IGNNConfig(width=8, dropout=0.0),
         deq=DEQConfig(norm_type="none", ift=True, f_stop_mode="rel"),
     )  # fmt: skip
-    _, metrics = fit(task, 25)
-    assert metrics["val_accuracy"] > 80
+    assert measure(task, train(task, 25, lr=0.02).model)["val_accuracy"] > 80
 
 
 def test_parts_of_similar_sizes_give_the_loss_of_the_whole_batch() -> None:
@@ -188,7 +183,7 @@ def test_parts_of_similar_sizes_give_the_loss_of_the_whole_batch() -> None:
 
 
 def test_a_config_from_a_file_builds_the_same_network() -> None:
-    task = small(deq=DEQConfig(f_max_iter=5))  # which says nothing about a norm
+    task = make_task(deq=DEQConfig(f_max_iter=5))  # which says nothing about a norm
     again = from_data(to_data(task))
     assert task.build().state_dict().keys() == again.build().state_dict().keys()
 
@@ -200,10 +195,10 @@ def test_metrics_by_their_definitions() -> None:
     assert marked.int().tolist() == y.tolist()  # no label where there is none
     assert accuracy(logits, torch.tensor([0, 1, 0, 0])) == pytest.approx(75.0)
     guess = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 0, 0], [0, 1, 0]])
-    found = f1_scores("test", guess, y)
-    assert found["test_micro_f1"] == pytest.approx(100 * 2 * 3 / (2 * 3 + 1 + 3))
+    scores = f1_scores("test", guess, y)
+    assert scores["test_micro_f1"] == pytest.approx(100 * 2 * 3 / (2 * 3 + 1 + 3))
     per_class = [2 * 1 / (2 * 1 + 1 + 1), 1.0, 0.0]  # the last one is never guessed
-    assert found["test_macro_f1"] == pytest.approx(100 * sum(per_class) / 3)
+    assert scores["test_macro_f1"] == pytest.approx(100 * sum(per_class) / 3)
     empty = f1_scores("test", torch.zeros(2, 2), torch.zeros(2, 2))
     assert empty == {"test_micro_f1": 0.0, "test_macro_f1": 0.0}
     assert accuracy(torch.ones(3, 1), torch.zeros(3, dtype=torch.int64)) == 100  # one class

@@ -7,56 +7,57 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.testing import assert_close
 
 from deq_zoo.inr import FieldConfig, FitSignal, make_field
 from deq_zoo.inr.model import OnePassField
 from deq_zoo.inr.signal import psnr
-from deq_zoo.task import Shard
-from tests.zoo.inr.golden import CLOSE, MODELS, config_of, facts, model, picture, tensors
+from tests.golden import assert_matches, load_facts
+from tests.zoo.inr.golden import MODELS, make_model, make_picture, read, read_config
+from tests.zoo.training import measure, train
 from torchdeq import DEQConfig, fp_correction, reset_norm
 
 
-def mse(y: Tensor, target: Tensor) -> Tensor:
+def compute_mse(y: Tensor, target: Tensor) -> Tensor:
     return (y - target).square().mean()
 
 
-def gradient_norms(field: nn.Module) -> dict[str, float]:
+def compute_gradient_norms(field: nn.Module) -> dict[str, float]:
     return {name: float(p.grad.norm()) for name, p in field.named_parameters()}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_golden_tensors(name: str) -> None:
-    field, told = model(name).eval(), tensors(name)
+def test_golden_tensors_are_reproduced(name: str) -> None:
+    field, io = make_model(name).eval(), read(name)
     reset_norm(field)
-    u = field.injection(told["x"])
+    u = field.injection(io["x"])
     for k, part in enumerate(u):
-        assert_close(part, told[f"u.{k}"], **CLOSE)
+        assert_matches(part, io[f"u.{k}"])
     for solving in (False, True):
         f = field.f.at(u, solving)
-        assert_close(f(told["z_in"]), told["f_z_in"], **CLOSE)
-        assert_close(f(torch.zeros_like(u[0])), told["f_zero"], **CLOSE)
-    out = field(told["x"])
+        assert_matches(f(io["z_in"]), io["f_z_in"])
+        assert_matches(f(torch.zeros_like(u[0])), io["f_zero"])
+    out = field(io["x"])
     assert out.stats is not None
     assert out.stats.converged.all()
-    assert_close(out.state, told["z_star"], **CLOSE)
-    assert_close(out.values[0], told["output"], **CLOSE)
-    d, o, config = config_of(name)
+    assert_matches(out.state, io["z_star"])
+    assert_matches(out.values[0], io["output"])
+    d, o, config = read_config(name)
     twin = OnePassField(d, o, config).double()
     twin.load_state_dict(field.state_dict())
-    assert_close(twin(told["x"]).values[0], told["one_pass_output"], **CLOSE)
-    assert sum(p.numel() for p in field.parameters()) == facts()["files"][name]["num_params"]
+    assert_matches(twin(io["x"]).values[0], io["one_pass_output"])
+    parameters = load_facts("deq-inr")["files"][name]["num_params"]
+    assert sum(p.numel() for p in field.parameters()) == parameters
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_golden_training_step(name: str) -> None:
-    field, told = model(name), tensors(name)
-    reference = facts()["files"][name]["train_reference"]
-    loss = mse(field(told["x"]).values[-1], told["target"])
+def test_golden_training_step_is_reproduced(name: str) -> None:
+    field, io = make_model(name), read(name)
+    reference = load_facts("deq-inr")["files"][name]["train_reference"]
+    loss = compute_mse(field(io["x"]).values[-1], io["target"])
     loss.backward()
     assert loss.item() == pytest.approx(reference["loss"], rel=1e-10)
-    assert gradient_norms(field) == pytest.approx(reference["grad_norm"], rel=1e-9)
+    assert compute_gradient_norms(field) == pytest.approx(reference["grad_norm"], rel=1e-9)
     for key, first in reference["grad_first3"].items():
         grad = field.get_parameter(key).grad
         assert grad is not None
@@ -64,51 +65,45 @@ def test_golden_training_step(name: str) -> None:
 
 
 def test_golden_fixed_point_correction_reaches_the_loss() -> None:
-    field = model("siren_video_1L", n_states=2, f_max_iter=4, f_tol=0.0)
-    told, reference = tensors("siren_video_1L"), facts()["fixed_point_correction_reference"]
-    out = field(told["x"])
-    losses = [mse(y, told["target"]).item() for y in out.values]
+    field = make_model("siren_video_1L", n_states=2, f_max_iter=4, f_tol=0.0)
+    io = read("siren_video_1L")
+    reference = load_facts("deq-inr")["fixed_point_correction_reference"]
+    out = field(io["x"])
+    losses = [compute_mse(y, io["target"]).item() for y in out.values]
     assert losses == pytest.approx(reference["per_state_losses"], rel=1e-10)
-    loss = fp_correction(mse, (out.values, told["target"]), gamma=0.8)
+    loss = fp_correction(compute_mse, (out.values, io["target"]), gamma=0.8)
     assert loss.item() == pytest.approx(reference["loss"], rel=1e-10)
     loss.backward()
-    assert gradient_norms(field) == pytest.approx(reference["grad_norm"], rel=1e-9)
+    assert compute_gradient_norms(field) == pytest.approx(reference["grad_norm"], rel=1e-9)
 
 
 @pytest.mark.parametrize(
     ("case", "warm"), [("image_warm_start", True), ("image_full_solve", False)]
 )
 @pytest.mark.parametrize("points_at_once", [0, 100])
-def test_golden_training_trace(case: str, warm: bool, points_at_once: int) -> None:
-    told = facts()["training_traces"][case]
-    _, _, config = config_of("siren_image_1L")
-    field = model("siren_image_1L", f_tol=1e-11)
+def test_golden_training_trace_is_reproduced(case: str, warm: bool, points_at_once: int) -> None:
+    expected = load_facts("deq-inr")["training_traces"][case]
+    _, _, config = read_config("siren_image_1L")
+    field = make_model("siren_image_1L", f_tol=1e-11)
     task = FitSignal(
         net=config, deq=DEQConfig(f_max_iter=400, f_tol=1e-11, grad=[3]), warm=warm,
         points_at_once=points_at_once,
     )  # fmt: skip
-    task.__dict__["signal"] = picture()  # in place of a file
-    optimizer = torch.optim.Adam(field.parameters(), lr=1e-3)
-    losses, carry = list[float](), None
-    for step in range(30):
-        loss = task.loss(field, task.train_batch(step, 0, Shard()), carry)
-        carry = loss.carry
-        optimizer.zero_grad()
-        loss.value.backward()
-        optimizer.step()
-        losses.append(loss.value.item())
-    assert losses == pytest.approx(told["losses"], rel=1e-9)
-    with torch.no_grad():
-        found = task.evaluate(field.eval(), torch.device("cpu"), False)
-    assert found.metrics["psnr"] == pytest.approx(told["eval_psnr_after"], rel=1e-9)
+    task.__dict__["signal"] = make_picture()  # in place of a file
+    losses = train(task, 30, lr=1e-3, model=field).losses
+    assert losses == pytest.approx(expected["losses"], rel=1e-9)
+    psnr_after = measure(task, field)["psnr"]
+    assert psnr_after == pytest.approx(expected["eval_psnr_after"], rel=1e-9)
 
 
-def test_golden_counts_of_the_presets() -> None:
-    for told in facts()["presets"].values():
-        config = FieldConfig(filter=told["filter"], width=told["hidden"], layers=told["n_layers"])
+def test_golden_counts_of_the_presets_are_reproduced() -> None:
+    for preset in load_facts("deq-inr")["presets"].values():
+        config = FieldConfig(
+            filter=preset["filter"], width=preset["hidden"], layers=preset["n_layers"]
+        )
         with torch.device("meta"):
-            counted = Counted(told["in"], told["out"], config).total
-        assert counted == told["num_params"]
+            counted = Counted(preset["in"], preset["out"], config).total
+        assert counted == preset["num_params"]
 
 
 class Counted:
@@ -126,38 +121,30 @@ class Counted:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", range(8))
-def test_golden_small_training_runs(case: int) -> None:
-    """From a random start, in float32, over three seeds: means agree within what seeds do."""
-    told = facts()["small_training_runs"]["runs"][case]
-    image = tensors("small_images")[told["image"]]
-    found = [_trained(told, image, seed) for seed in range(3)]
-    mean = sum(found) / len(found)
-    assert mean == pytest.approx(told["test_psnr_mean"], abs=3 * told["test_psnr_std"] + 0.3)
+def test_golden_small_training_runs_are_reproduced(case: int) -> None:
+    """Train from random starts in float32: means over three seeds agree within their spread."""
+    facts = load_facts("deq-inr")["small_training_runs"]["runs"][case]
+    image = read("small_images")[facts["image"]]
+    psnrs = [_train(facts, image, seed) for seed in range(3)]
+    mean = sum(psnrs) / len(psnrs)
+    assert mean == pytest.approx(facts["test_psnr_mean"], abs=3 * facts["test_psnr_std"] + 0.3)
 
 
-def _trained(told: Any, image: Tensor, seed: int) -> float:
+def _train(facts: Any, image: Tensor, seed: int) -> float:
+    """Train as a recorded run was and return its PSNR on the test pixels."""
     from deq_zoo.inr import GeneraliseImage, Signal
 
-    kind = GeneraliseImage if told["task"] == "generalization" else FitSignal
+    kind = GeneraliseImage if facts["task"] == "generalization" else FitSignal
     task = kind(
         net=FieldConfig(
-            kind="deq" if told["implicit"] else "one_pass", filter=told["filter"],
-            width=told["hidden"], layers=told["n_layers"], input_scale=told["input_scale"],
+            kind="deq" if facts["implicit"] else "one_pass", filter=facts["filter"],
+            width=facts["hidden"], layers=facts["n_layers"], input_scale=facts["input_scale"],
         ),
         deq=DEQConfig(f_max_iter=100, grad=[3]), channels=image.shape[-1],
     )  # fmt: skip
     task.__dict__["signal"] = Signal("image", image)
-    torch.manual_seed(seed)
-    field, carry = task.build(), None
-    optimizer = torch.optim.Adam(field.parameters(), lr=told["lr"])
-    for step in range(told["iters"]):
-        loss = task.loss(field, task.train_batch(step, 0, Shard()), carry)
-        carry = loss.carry
-        optimizer.zero_grad()
-        loss.value.backward()
-        optimizer.step()
-    with torch.no_grad():
-        return task.evaluate(field.eval(), torch.device("cpu"), False).metrics["psnr"]
+    field = train(task, facts["iters"], lr=facts["lr"], seed=seed).model
+    return measure(task, field)["psnr"]
 
 
 def test_psnr_has_peak_one() -> None:

@@ -30,14 +30,14 @@ EXACT = {
 }  # fmt: skip
 
 
-def small(filter: Any = "siren_like", layers: int = 1, **options: Any) -> DEQField:
+def make_small(filter: Any = "siren_like", layers: int = 1, **options: Any) -> DEQField:
     torch.manual_seed(0)
     config = FieldConfig(filter=filter, width=8, layers=layers, input_scale=3.0)
     return DEQField(2, 2, config, {**EXACT, **options}).double()
 
 
-def by_formula(field: DEQField, x: Tensor, steps: int) -> Tensor:
-    """The field by plain iteration of the equations, unrolled, with nothing of ours but weights."""
+def iterate_formula(field: DEQField, x: Tensor, steps: int) -> Tensor:
+    """Iterate the field's equations, unrolled; only the weights come from the model."""
     C, L = field.config.width, field.config.layers
     a = x @ field.injection.x_map.weight.T + field.injection.x_map.bias
     if field.config.filter == "siren_like":
@@ -64,42 +64,46 @@ def by_formula(field: DEQField, x: Tensor, steps: int) -> Tensor:
 def test_values_and_derivatives_are_those_of_the_unrolled_equations(
     filter: str, layers: int
 ) -> None:
-    field = small(filter, layers)
+    field = make_small(filter, layers)
     x = (2 * torch.rand(3, 2, dtype=torch.float64) - 1).requires_grad_()
 
-    def reference(x: Tensor) -> Tensor:
-        return by_formula(field, x, 150 // layers)
+    def compute_reference(x: Tensor) -> Tensor:
+        return iterate_formula(field, x, 150 // layers)
 
     for function in (field.exact, lambda x: field(x).values[-1]):
         y, gradient = value_and_gradient(function, x)
-        y_ref, gradient_ref = value_and_gradient(reference, x)
+        y_ref, gradient_ref = value_and_gradient(compute_reference, x)
         assert_close(y, y_ref, rtol=0, atol=1e-10)
         assert_close(gradient, gradient_ref, rtol=0, atol=1e-9)
         parameters = list(field.parameters())
         slope = (gradient.norm(dim=2) - 1).square().mean()
         slope_ref = (gradient_ref.norm(dim=2) - 1).square().mean()
-        found = torch.autograd.grad(slope, parameters, allow_unused=True)
+        result = torch.autograd.grad(slope, parameters, allow_unused=True)
         wanted = torch.autograd.grad(slope_ref, parameters, allow_unused=True)
-        for a, b in zip(found, wanted, strict=True):
+        for a, b in zip(result, wanted, strict=True):
             a, b = (torch.zeros(1) if t is None else t for t in (a, b))
             assert_close(a, b.expand_as(a).to(a.dtype), rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("filter", FILTERS)
 def test_gradient_and_laplacian_are_those_of_finite_differences(filter: str) -> None:
-    field = small(filter)
+    field = make_small(filter)
     x, h = 2 * torch.rand(4, 2, dtype=torch.float64) - 1, 1e-4
 
     @torch.no_grad()
-    def at(dx: float, dy: float) -> Tensor:
+    def evaluate_at(dx: float, dy: float) -> Tensor:
         return field.exact(x + x.new_tensor((dx, dy)))
 
     y, gradient = value_and_gradient(field.exact, x, create_graph=False)
     assert not y.requires_grad
     assert not gradient.requires_grad
-    along = torch.stack((at(h, 0) - at(-h, 0), at(0, h) - at(0, -h)), dim=-1) / (2 * h)
+    along = torch.stack(
+        (evaluate_at(h, 0) - evaluate_at(-h, 0), evaluate_at(0, h) - evaluate_at(0, -h)), dim=-1
+    ) / (2 * h)
     assert_close(gradient, along, rtol=1e-5, atol=1e-6)
-    second = (at(h, 0) + at(-h, 0) + at(0, h) + at(0, -h) - 4 * y) / h**2
+    second = (
+        evaluate_at(h, 0) + evaluate_at(-h, 0) + evaluate_at(0, h) + evaluate_at(0, -h) - 4 * y
+    ) / h**2
     assert_close(laplacian(field.exact, x, create_graph=False), second, rtol=1e-4, atol=1e-4)
 
 
@@ -131,7 +135,7 @@ def test_points_come_in_any_shape(kind: Any, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("filter", FILTERS)
 def test_the_value_of_a_point_does_not_depend_on_the_others(filter: str) -> None:
-    field = small(filter).eval()
+    field = make_small(filter).eval()
     x = 2 * torch.rand(9, 2, dtype=torch.float64) - 1
     with torch.no_grad():
         together = field(x).values[0]
@@ -140,7 +144,7 @@ def test_the_value_of_a_point_does_not_depend_on_the_others(filter: str) -> None
 
 
 def test_negative_gamma_is_an_envelope_of_one() -> None:
-    field = small("gabor").eval()
+    field = make_small("gabor").eval()
     x = 2 * torch.rand(3, 2, dtype=torch.float64) - 1
     with torch.no_grad():
         field.injection.gamma.fill_(-5.0)
@@ -150,7 +154,7 @@ def test_negative_gamma_is_an_envelope_of_one() -> None:
 
 
 def test_warm_steps_and_a_solve_agree_at_the_fixed_point() -> None:
-    field = small(ift=False, higher_order=False, grad=3)
+    field = make_small(ift=False, higher_order=False, grad=3)
     x = 2 * torch.rand(7, 2, dtype=torch.float64) - 1
     solved = field(x)
     warm = field(x, solved.state.detach(), f_max_iter=0)
@@ -228,19 +232,19 @@ def test_fields_copy_pickle_and_reload(kind: Any) -> None:
 
 def test_norms_are_optional_and_removable() -> None:
     x = 2 * torch.rand(4, 2, dtype=torch.float64) - 1
-    field = small().eval()
+    field = make_small().eval()
     wanted = field(x).values[0]
     remove_norm(field)
     assert "f.layers.0.z_map.weight" in field.state_dict()
     assert_close(field(x).values[0], wanted)
-    assert "f.layers.0.z_map.weight" in small(norm_type="none").state_dict()
-    spectral = small(norm_type="spectral_norm")
+    assert "f.layers.0.z_map.weight" in make_small(norm_type="none").state_dict()
+    spectral = make_small(norm_type="spectral_norm")
     reset_norm(spectral)
     assert spectral(x).values[0].shape == (4, 2)
 
 
 def test_several_states_are_returned_in_training_only() -> None:
-    field = small(ift=False, higher_order=False, n_states=2, f_max_iter=20, grad=3)
+    field = make_small(ift=False, higher_order=False, n_states=2, f_max_iter=20, grad=3)
     x = torch.rand(3, 2, dtype=torch.float64)
     out = field(x)
     assert [v.shape for v in out.values] == [(3, 2)] * 2
@@ -255,8 +259,8 @@ def test_half_precision_keeps_the_frequencies() -> None:
     with torch.no_grad():
         wanted = field.eval()(x).values[0]
         with torch.autocast("cpu", torch.bfloat16):
-            found = field(x).values[0].float()
-    assert_close(found, wanted, rtol=0, atol=0.05)
+            result = field(x).values[0].float()
+    assert_close(result, wanted, rtol=0, atol=0.05)
 
 
 def test_a_field_that_cannot_be_says_why() -> None:

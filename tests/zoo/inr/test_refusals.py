@@ -41,7 +41,7 @@ NET = FieldConfig(width=8, input_scale=8.0)
 RECIPE = DEQConfig(f_max_iter=20, grad=[3], on_failure="ignore")
 
 
-def byte(*shape: int) -> torch.Tensor:
+def zero_bytes(*shape: int) -> torch.Tensor:
     return torch.zeros(*shape, dtype=torch.uint8)
 
 
@@ -50,15 +50,19 @@ def byte(*shape: int) -> torch.Tensor:
     [
         (torch.rand(12, 10), ValueError, r"a sound is \(n, 1\), an image \(H, W, 1\)"),
         (torch.rand(12, 2), ValueError, "must have 1 channels"),
-        (byte(2, 4, 4, 1), ValueError, "must have 3 channels"),
-        (byte(4, 4, 4), ValueError, "must have 1 or 3 channels"),
+        (zero_bytes(2, 4, 4, 1), ValueError, "must have 3 channels"),
+        (zero_bytes(4, 4, 4), ValueError, "must have 1 or 3 channels"),
         (255 * torch.rand(4, 4, 3), ValueError, "from 0 to 1"),
         (torch.rand(4, 4, 3) - 1, ValueError, "from 0 to 1"),
         (torch.full((4, 4, 3), torch.nan), ValueError, "must be finite"),
         (torch.full((9, 1), torch.inf), ValueError, "must be finite"),
-        (byte(4, 4, 3).int(), TypeError, r"bytes \(uint8\) or floating point, got torch.int32"),
-        (byte(4, 4, 3).bool(), TypeError, "got torch.bool"),
-        (byte(9, 1), TypeError, "must be floating point"),
+        (
+            zero_bytes(4, 4, 3).int(),
+            TypeError,
+            r"bytes \(uint8\) or floating point, got torch.int32",
+        ),
+        (zero_bytes(4, 4, 3).bool(), TypeError, "got torch.bool"),
+        (zero_bytes(9, 1), TypeError, "must be floating point"),
     ],
 )
 def test_tensors_that_are_no_signal_are_refused(
@@ -105,7 +109,7 @@ def test_a_process_without_points_has_a_loss_of_zero(warm: bool) -> None:
     assert not len(batch)
     model = task.build()
     carry = task.loss(model, task.train_batch(0, 0, Shard(1, 2)), None).carry
-    _is_nothing(task.loss(model, batch, carry), model)
+    _assert_nothing_learnt(task.loss(model, batch, carry), model)
 
 
 @pytest.mark.parametrize("eikonal", [0.0, 0.1])
@@ -113,10 +117,10 @@ def test_a_process_without_points_of_a_shape_has_a_loss_of_zero(eikonal: float) 
     deq = DEQConfig(ift=True, higher_order=True, on_failure="ignore")
     task = FitShape(net=NET, deq=deq, batch=1, eikonal=eikonal)
     model = task.build()
-    _is_nothing(task.loss(model, task.train_batch(0, 0, Shard(1, 2)), None), model)
+    _assert_nothing_learnt(task.loss(model, task.train_batch(0, 0, Shard(1, 2)), None), model)
 
 
-def _is_nothing(loss: Any, model: torch.nn.Module) -> None:
+def _assert_nothing_learnt(loss: Any, model: torch.nn.Module) -> None:
     assert loss.value.item() == 0
     loss.value.backward()
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
@@ -191,9 +195,9 @@ def test_files_that_are_cut_or_too_large_say_so(
 
 
 @pytest.mark.parametrize("name", ["data_div2k.npz", "celeba_128_tiny.npy"])
-@pytest.mark.parametrize("held", [b"", b"PK\x03\x04 cut", b"nothing of the kind"])
-def test_archives_that_cannot_be_read_say_so(tmp_path: Path, name: str, held: bytes) -> None:
-    (tmp_path / name).write_bytes(held)
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut", b"nothing of the kind"])
+def test_archives_that_cannot_be_read_say_so(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=name.replace(".", r"\.")):
         open_signal("nature" if "div2k" in name else "celeba", 3, None, str(tmp_path), 0)
 
@@ -209,7 +213,7 @@ def test_states_beyond_the_budget_are_refused_before_the_first_step() -> None:
     check_memory(7_000_000, 256)
     with pytest.raises(DataError, match=r"12\.3 GB.*shrink=.*width=.*warm=false"):
         check_memory(12_000_000, 256)
-    signal = Signal("image", byte(1, 1, 3).expand(3000, 4000, 3))
+    signal = Signal("image", zero_bytes(1, 1, 3).expand(3000, 4000, 3))
     task = FitSignal(net=FieldConfig(width=256), deq=RECIPE, batch=65536).holding(signal)
     with pytest.raises(DataError, match="warm states"):
         _ = task.steps_per_epoch
@@ -253,7 +257,7 @@ def test_a_rendering_is_given_once_and_its_format_in_any_case(tmp_path: Path) ->
     task = FitSignal(data="ripples", channels=1)
     assert list(task.sample(model, Rendering(format="PNG"), tmp_path, CPU))
     assert (tmp_path / "image.png").exists()
-    video = fit(byte(2, 4, 4, 3), 0, net=NET)
+    video = fit(zero_bytes(2, 4, 4, 3), 0, net=NET)
     with pytest.raises(ZooError, match="a video is written as"):
         list(task.sample(video, Rendering(format="png"), tmp_path, CPU))
 
@@ -267,12 +271,12 @@ def test_a_sound_without_a_rate_is_rendered_but_not_at_another(tmp_path: Path) -
         list(FitSignal().sample(model, Rendering(), tmp_path, CPU))
     assert list(FitSignal().sample(model, Rendering(size=(9,), rate=50.0), tmp_path, CPU))
     assert read_signal(tmp_path / "audio.wav").rate == 50
-    known = fit(Signal("audio", torch.rand(20, 1), 100.0), 0, net=NET)
+    field = fit(Signal("audio", torch.rand(20, 1), 100.0), 0, net=NET)
     with pytest.raises(ZooError, match="of a sound: drop one"):
-        render(known, scale=2, rate=50.0)
+        render(field, scale=2, rate=50.0)
     for options in (Rendering(rate=0.3), Rendering(size=(9,), rate=1e10)):
         with pytest.raises(ZooError, match="cannot have the rate"):
-            list(FitSignal().sample(known, options, tmp_path, CPU))
+            list(FitSignal().sample(field, options, tmp_path, CPU))
 
 
 def test_compression_is_measured_at_evenly_spread_samples() -> None:
@@ -352,25 +356,25 @@ def test_radii_are_estimated_all_over_the_signal() -> None:
     assert torch.equal(asked[0], coordinates((16, 16), torch.arange(0, 256, 16)))
 
 
-def test_a_picture_of_generalisation_tells_the_psnr_of_the_judged_pixels(
+def test_a_picture_of_generalisation_shows_the_psnr_of_the_evaluated_pixels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from deq_zoo.inr import pictures
 
-    told: list[float] = []
+    shown: list[float] = []
     honest = pictures._psnr
 
-    def listening(*args: Any) -> float:
-        told.append(honest(*args))
-        return told[-1]
+    def record(*args: Any) -> float:
+        shown.append(honest(*args))
+        return shown[-1]
 
-    monkeypatch.setattr(pictures, "_psnr", listening)
+    monkeypatch.setattr(pictures, "_psnr", record)
     task = GeneraliseImage(net=NET, deq=RECIPE, data="ripples")
     model = task.build().eval()
     (picture,) = task.pictures(model, CPU)
     with torch.no_grad():
-        found = task.evaluate(model, CPU, False).metrics["psnr"]
-    assert told == [pytest.approx(found, abs=1e-3)]
+        evaluated = task.evaluate(model, CPU, False).metrics["psnr"]
+    assert shown == [pytest.approx(evaluated, abs=1e-3)]
     assert "diagonally between" in picture.caption
 
 

@@ -73,8 +73,8 @@ def test_a_signal_of_the_wrong_shape_is_refused() -> None:
 
 @given(n=st.integers(1, 700), seed=st.integers(0, 99))
 def test_an_order_is_a_permutation(n: int, seed: int) -> None:
-    found = permuted(n, torch.arange(n), seed)
-    assert sorted(found.tolist()) == list(range(n))
+    result = permuted(n, torch.arange(n), seed)
+    assert sorted(result.tolist()) == list(range(n))
 
 
 def test_orders_differ_by_key_and_look_random() -> None:
@@ -230,9 +230,9 @@ def test_known_distances() -> None:
     assert float(distance("torus")(torch.tensor([[0.6, 0, 0]]))) == pytest.approx(-0.25)
     assert float(distance("box")(torch.tensor([[0.9, 0.8]]))) == pytest.approx(0.5)
     row, column = torch.meshgrid(*[torch.linspace(-1, 1, 201)] * 2, indexing="ij")
-    found = silhouette(column**2 + row**2 < 0.36)
+    result = silhouette(column**2 + row**2 < 0.36)
     x = 2 * torch.rand(100, 2) - 1
-    assert_close(found(x), distance("disc")(x), rtol=0, atol=0.02)
+    assert_close(result(x), distance("disc")(x), rtol=0, atol=0.02)
     with pytest.raises(DataError, match="inside and outside"):
         silhouette(torch.zeros(3, 3, dtype=torch.bool))
     with pytest.raises(DataError, match="which image"):

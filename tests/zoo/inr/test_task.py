@@ -1,4 +1,4 @@
-"""Tasks and presets: what is learnt, judged, drawn, rendered, saved and resumed."""
+"""Tasks and presets: what is learnt, evaluated, drawn, rendered, saved and resumed."""
 
 from __future__ import annotations
 
@@ -36,38 +36,16 @@ from deq_zoo.inr.duel import Course, Duel, Pair
 from deq_zoo.inr.readers import read_image, read_wav
 from deq_zoo.inr.shape_task import FitShape
 from deq_zoo.preset import PRESETS, find_preset
-from deq_zoo.task import Shard
 from deq_zoo.values import from_data, to_data
+from tests.zoo.training import CPU, measure, train
 from torchdeq import DEQConfig
 
-CPU = torch.device("cpu")
 NAMES = sorted(name for name in PRESETS if name.startswith("inr-"))
 NET = FieldConfig(width=16, input_scale=8.0)
 RECIPE = DEQConfig(f_max_iter=40, f_tol=1e-4, grad=[3], on_failure="ignore")
 EXACT = DEQConfig(
     ift=True, higher_order=True, f_tol=1e-5, b_tol=1e-5, f_stop_mode="rel", on_failure="ignore"
 )
-
-
-def trained(task: Any, steps: int, lr: float = 5e-3, seed: int = 0) -> Any:
-    torch.manual_seed(seed)
-    model, carry = task.build(), None
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-    losses = []
-    for step in range(steps):
-        loss = task.loss(model, task.train_batch(step, seed, Shard()), carry)
-        carry = loss.carry
-        optimizer.zero_grad()
-        loss.value.backward()
-        optimizer.step()
-        losses.append(loss.value.item())
-    return model, losses, carry
-
-
-def judged(task: Any, model: Any) -> dict[str, float]:
-    with torch.no_grad():
-        found: dict[str, float] = task.evaluate(model.eval(), CPU, True).metrics
-    return found
 
 
 def test_every_preset_goes_to_a_file_and_back() -> None:
@@ -102,10 +80,10 @@ def test_the_smoke_preset_trains_reports_and_renders(tmp_path: Path, capsys: Any
     assert main(["evaluate", str(out), "--cpu"]) == 0
     capsys.readouterr()
     assert main(["sample", str(out), "--cpu", "--scale", "4", "--out", str(tmp_path)]) == 0
-    told = capsys.readouterr().out
-    assert "64 x 64" in told
-    assert "float16" in told
-    assert "bits per pixel" in told
+    output = capsys.readouterr().out
+    assert "64 x 64" in output
+    assert "float16" in output
+    assert "bits per pixel" in output
     assert read_image(tmp_path / "image.png").shape == (64, 64, 3)
 
 
@@ -131,21 +109,23 @@ def test_every_kind_learns_an_image(kind: Any) -> None:
     filter: Any = "fourier" if kind == "mfn" else "siren_like"
     net = replace(NET, kind=kind, filter=filter, input_scale=scale)
     task = FitSignal(net=net, deq=RECIPE, data="ripples")
-    model, losses, _ = trained(task, 60, lr=1e-2)
+    model, losses, _ = train(task, 60, lr=1e-2)
     assert losses[-1] < 0.4 * losses[0]
-    found = judged(task, model)
-    assert found["psnr"] > 15
+    metrics = measure(task, model, thorough=True)
+    assert metrics["psnr"] > 15
     assert [p.name for p in task.pictures(model, CPU)] == ["fit"]
 
 
 def test_warm_steps_follow_the_fixed_points_of_a_solve() -> None:
     warm = FitSignal(net=NET, deq=RECIPE, data="ripples")
     solved = replace(warm, warm=False)
-    (a, warm_losses, carry), (b, losses, none) = trained(warm, 40), trained(solved, 40)
+    a, warm_losses, carry = train(warm, 40, lr=5e-3)
+    b, losses, none = train(solved, 40, lr=5e-3)
     assert none is None
     assert carry["kept"].shape == (256, 16)
     assert warm_losses[-1] == pytest.approx(losses[-1], rel=0.05)
-    assert judged(warm, a)["psnr"] == pytest.approx(judged(solved, b)["psnr"], abs=0.5)
+    psnr = measure(warm, a, thorough=True)["psnr"]
+    assert psnr == pytest.approx(measure(solved, b, thorough=True)["psnr"], abs=0.5)
 
 
 def test_sampled_points_are_solved_once_and_then_followed() -> None:
@@ -201,9 +181,9 @@ def test_generalisation_splits_the_pixels_in_three() -> None:
     assert task.fit_rows[:3].tolist() == [0, 2, 4]
     assert rows["psnr"][:2].tolist() == [17, 19]
     assert rows["val_psnr"][:2].tolist() == [1, 3]
-    model, _, _ = trained(task, 80, lr=1e-2)
-    found = judged(task, model)
-    assert found["psnr"] > 12
+    model = train(task, 80, lr=1e-2).model
+    metrics = measure(task, model, thorough=True)
+    assert metrics["psnr"] > 12
     sound = GeneraliseImage(net=NET, deq=RECIPE).holding(Signal("audio", torch.zeros(4, 1)))
     with pytest.raises(ZooError, match="pixels of an image"):
         _ = sound.fit_rows
@@ -212,13 +192,13 @@ def test_generalisation_splits_the_pixels_in_three() -> None:
 def test_a_duel_trains_both_as_they_would_alone() -> None:
     rival = replace(NET, kind="siren", layers=2)
     task = Duel(net=NET, rival=rival, deq=RECIPE, data="ripples")
-    pair, _, _ = trained(task, 5)
+    pair = train(task, 5, lr=5e-3).model
     assert isinstance(pair, Pair)
     alone = GeneraliseImage(net=NET, deq=RECIPE, data="ripples")
-    model, _, _ = trained(alone, 5)
+    model = train(alone, 5, lr=5e-3).model
     for a, b in zip(pair.field.parameters(), model.parameters(), strict=True):
         assert_close(a, b)
-    assert {"psnr", "rival_psnr", "val_psnr"} <= judged(task, pair).keys()
+    assert {"psnr", "rival_psnr", "val_psnr"} <= measure(task, pair, thorough=True).keys()
 
 
 def test_a_course_thins_itself() -> None:
@@ -228,12 +208,12 @@ def test_a_course_thins_itself() -> None:
         if course.due():
             course.note(float(step), 0.0)
             noted.append(step)
-    told = course.told()[:, 2].tolist()
-    assert len(told) <= 128
-    assert told[0] == 0
-    gaps = {b - a for a, b in pairwise(told)}
+    steps = course.told()[:, 2].tolist()
+    assert len(steps) <= 128
+    assert steps[0] == 0
+    gaps = {b - a for a, b in pairwise(steps)}
     assert len(gaps) == 1
-    assert told[-1] >= 2900
+    assert steps[-1] >= 2900
 
 
 def test_an_image_from_its_gradients() -> None:
@@ -241,19 +221,20 @@ def test_an_image_from_its_gradients() -> None:
     task = FitSignal(
         net=net, deq=EXACT, data="ripples", channels=1, warm=False, supervise="gradient"
     )
-    model, losses, _ = trained(task, 25, lr=2e-2)
+    model, losses, _ = train(task, 25, lr=2e-2)
     assert losses[-1] < 0.5 * losses[0]
-    assert judged(task, model)["psnr"] > judged(task, task.build())["psnr"] + 2
+    untrained = measure(task, task.build(), thorough=True)["psnr"]
+    assert measure(task, model, thorough=True)["psnr"] > untrained + 2
     assert task.pictures(model, CPU)
 
 
 @pytest.mark.parametrize("shape", ["disc", "sphere"])
 def test_a_shape_from_its_distances(shape: Any) -> None:
     task = FitShape(net=FieldConfig(width=32, input_scale=2.0), deq=EXACT, shape=shape, batch=128)
-    model, losses, _ = trained(task, 25, lr=2e-2)
-    found = judged(task, model)
+    model, losses, _ = train(task, 25, lr=2e-2)
+    metrics = measure(task, model, thorough=True)
     assert losses[-1] < 0.5 * losses[0]
-    assert found["distance_error"] < 0.15
+    assert metrics["distance_error"] < 0.15
     assert task.pictures(model, CPU)
 
 
@@ -264,9 +245,9 @@ def test_video_and_audio_are_fitted_and_rendered(tmp_path: Path) -> None:
     write_signal(tmp_path / "a.wav", torch.linspace(0, 30, 500).sin()[:, None], 1000.0)
     options: dict[str, Any] = {"net": replace(NET, input_scale=8.0), "deq": RECIPE}
     video = FitSignal(file=str(tmp_path / "a.mp4"), batch=200, eval_frames=2, **options)
-    model, losses, _ = trained(video, 20, lr=1e-2)
+    model, losses, _ = train(video, 20, lr=1e-2)
     assert losses[-1] < losses[0]
-    assert judged(video, model)["psnr"] > 8
+    assert measure(video, model, thorough=True)["psnr"] > 8
     assert video.judged()["psnr"].shape == (2 * 144,)
     assert video.pictures(model, CPU)
     for form, size in (("mp4", (8, 24, 24)), ("gif", (8, 24, 24))):
@@ -275,7 +256,7 @@ def test_video_and_audio_are_fitted_and_rendered(tmp_path: Path) -> None:
         assert (tmp_path / f"video.{form}").exists()
         assert size == render(model, scale=2, rate=16.0).shape[:-1]
     audio = FitSignal(file=str(tmp_path / "a.wav"), **options)
-    model, _, _ = trained(audio, 20, lr=1e-2)
+    model = train(audio, 20, lr=1e-2).model
     assert audio.pictures(model, CPU)
     lines = list(audio.sample(model, Rendering(scale=2), tmp_path / "out", CPU))
     assert "1000 samples" in lines[0]
@@ -352,11 +333,11 @@ def test_fewer_bits_cost_little_and_leave_the_model_alone() -> None:
 def test_the_authors_weights_go_round(tmp_path: Path, filter: Any) -> None:
     task = FitSignal(net=replace(NET, filter=filter, layers=2), deq=RECIPE, data="ripples")
     model: Any = task.build()
-    theirs = to_authors(model.field)
-    assert theirs["f.z_init"].shape == (1, 16)
-    assert bool((theirs["f.z_init"] == (0 if filter == "siren_like" else 1)).all())
+    released = to_authors(model.field)
+    assert released["f.z_init"].shape == (1, 16)
+    assert bool((released["f.z_init"] == (0 if filter == "siren_like" else 1)).all())
     other: Any = task.build()
-    other.load_state_dict(task.convert(theirs))
+    other.load_state_dict(task.convert(released))
     assert other.shape == (16, 16)
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -364,24 +345,24 @@ def test_the_authors_weights_go_round(tmp_path: Path, filter: Any) -> None:
         k.replace(".weight_g", ".parametrizations.weight.original0").replace(
             ".weight_v", ".parametrizations.weight.original1"
         ): v
-        for k, v in theirs.items()
+        for k, v in released.items()
     }
     assert from_authors(model.field, newer).keys() == model.field.state_dict().keys()
-    wrong = theirs | {"f.z_init": 1 - theirs["f.z_init"]}
+    wrong = released | {"f.z_init": 1 - released["f.z_init"]}
     with pytest.raises(CheckpointError, match="does not belong to the filter"):
         task.convert(wrong)
-    del theirs["output_map.bias"]
-    theirs["output_map.weight"] = torch.zeros(1, 16)
+    del released["output_map.bias"]
+    released["output_map.weight"] = torch.zeros(1, 16)
     with pytest.raises(CheckpointError, match=r"lacks output_map\.bias; output_map\.weight is"):
-        task.convert(theirs)
+        task.convert(released)
 
 
 def test_released_files_convert_by_command(tmp_path: Path) -> None:
     model: Any = find_preset("inr-celeba").task.build()
-    save_file(to_authors(model.field), tmp_path / "theirs.safetensors")
-    command = ["convert", str(tmp_path / "theirs.safetensors"), "--preset", "inr-celeba"]
-    assert main([*command, "--out", str(tmp_path / "ours.safetensors")]) == 0
-    assert main(["sample", str(tmp_path / "ours.safetensors"), "--cpu", "--size", "8,8",
+    save_file(to_authors(model.field), tmp_path / "released.safetensors")
+    command = ["convert", str(tmp_path / "released.safetensors"), "--preset", "inr-celeba"]
+    assert main([*command, "--out", str(tmp_path / "converted.safetensors")]) == 0
+    assert main(["sample", str(tmp_path / "converted.safetensors"), "--cpu", "--size", "8,8",
                  "--out", str(tmp_path)]) == 0  # fmt: skip
     assert (tmp_path / "image.png").exists()
 

@@ -1,22 +1,17 @@
-"""The golden cases: weights and tensors of the original implementation, in float64."""
+"""The two golden models: weights and tensors of the original implementation, in float64."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from deq_zoo.lm import DEQTransformer, LMConfig
 from deq_zoo.lm.convert import from_authors
 from deq_zoo.lm.model import Memory
+from tests.golden import load_facts, load_tensors
 
-SHARED = Path(__file__).parents[4] / "shared"  # golden numbers and data, where present
-CLOSE: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
 TIGHT: dict[str, Any] = {
     "ift": True,
     "f_solver": "anderson",
@@ -32,68 +27,57 @@ UNROLLED: dict[str, Any] = {"f_max_iter": 0, "grad": [12], "eval_f_max_iter": 12
 
 
 class Golden:
-    """One of the two models, and what it said; token-major throughout."""
+    """One of the two models with its inputs and outputs; token-major throughout."""
 
     def __init__(self, name: str, **config: Any) -> None:
-        self.folder = SHARED / "golden" / name
-        if not self.folder.is_dir():
-            pytest.skip("the golden data is not here")
         self.original = name == "deq-seq"
-        told = json.loads((self.folder / "manifest.json").read_text())["config"]
+        facts = load_facts(name)["config"]
         self.config = LMConfig(
             design="original" if self.original else "redesigned",
-            tokens=told["n_token"],
-            width=told["d_model"],
-            heads=told["n_head"],
-            inner=told["d_inner"],
-            blocks=told["n_layer"],
-            embed=told["d_embed"],
-            cutoffs=tuple(told["cutoffs"]),
-            shrink=told["div_val"],
+            tokens=facts["n_token"],
+            width=facts["d_model"],
+            heads=facts["n_head"],
+            inner=facts["d_inner"],
+            blocks=facts["n_layer"],
+            embed=facts["d_embed"],
+            cutoffs=tuple(facts["cutoffs"]),
+            shrink=facts["div_val"],
             position_dropout="offsets" if self.original else "features",
             **config,
         )
-        self.weights = self._read("state_dict")
-        held = self._read("io")
-        self.io = {k: v.double() if v.is_floating_point() else v for k, v in held.items()}
+        self.weights = load_tensors(name, "state_dict")
+        self.io = load_tensors(name, "io", torch.float64)
 
-    def _read(self, name: str) -> dict[str, Tensor]:
-        return load_file(self.folder / f"{name}.safetensors")
-
-    def model(self, deq: dict[str, Any] | None = None) -> DEQTransformer:
-        """The model with the golden weights."""
+    def make_model(self, deq: dict[str, Any] | None = None) -> DEQTransformer:
+        """Build the model with the golden weights."""
         deq = deq or (TIGHT if self.original else UNROLLED)
         model = DEQTransformer(self.config, deq).double()
         state = from_authors(self.config, self.weights)
-        kept = {k: v for k, v in model.state_dict().items() if k.endswith("_extra_state")}
-        model.load_state_dict(state | kept)
+        extra = {k: v for k, v in model.state_dict().items() if k.endswith("_extra_state")}
+        model.load_state_dict(state | extra)
         return model.eval()
 
-    def state(self, name: str) -> Tensor:
-        """A tensor of states, injections or positions, tokens first."""
+    def read_state(self, name: str) -> Tensor:
+        """Return a tensor of states, injections or positions, tokens first."""
         value = self.io[name]
         return value.mT if self.original else value
 
-    def injection(self, name: str) -> Tensor:
-        """An injection in our order of queries, keys and values."""
-        u = self.state(name)
+    def read_injection(self, name: str) -> Tensor:
+        """Return an injection in our order of queries, keys and values."""
+        u = self.read_state(name)
         if self.original:
             return u
         return u.unflatten(2, (self.config.heads, 3, -1)).transpose(2, 3).flatten(2)
 
-    def memory(self, segment: int) -> Memory | None:
-        """The memory given to a segment."""
+    def read_memory(self, segment: int) -> Memory | None:
+        """Return the memory given to a segment."""
         if segment == 0:
             return None
-        z, u = self.state(f"seg{segment}.z_hist"), self.injection(f"seg{segment}.u_hist")
+        z, u = self.read_state(f"seg{segment}.z_hist"), self.read_injection(f"seg{segment}.u_hist")
         return Memory(z, u)
 
-    def mask(self, name: str) -> Tensor:
-        """A dropout mask, for our layout."""
+    def read_mask(self, name: str) -> Tensor:
+        """Return a dropout mask in our layout."""
         value = self.io[f"drop.mask.{name}"]
         swapped = self.original and name.split(".")[-1] in ("drop", "pos_drop", "iodrop_output")
         return value.mT if swapped else value
-
-
-def close(found: Tensor, told: Tensor) -> None:
-    torch.testing.assert_close(found, told, **CLOSE)

@@ -12,7 +12,7 @@ from tests.zoo.lm.golden import TIGHT, UNROLLED
 DESIGNS = ["original", "redesigned", "convergent"]
 
 
-def net(design: str, **changes: Any) -> LMConfig:
+def make_config(design: str, **changes: Any) -> LMConfig:
     shape: dict[str, Any] = {
         "tokens": 11,
         "width": 8,
@@ -26,11 +26,11 @@ def net(design: str, **changes: Any) -> LMConfig:
     return LMConfig(design=design, **(shape | changes))  # type: ignore[arg-type]
 
 
-def made(design: str, deq: dict[str, Any] | None = None, **changes: Any) -> DEQTransformer:
-    """A model in float64 whose map contracts, if its design can."""
+def make_model(design: str, deq: dict[str, Any] | None = None, **changes: Any) -> DEQTransformer:
+    """Build a model in float64 whose map contracts, if its design can."""
     torch.manual_seed(0)
     deq = deq or (UNROLLED if design == "redesigned" else TIGHT)
-    model = DEQTransformer(net(design, **changes), deq).double()
+    model = DEQTransformer(make_config(design, **changes), deq).double()
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "vocabulary" in name or "injection.weight" in name:
@@ -40,5 +40,5 @@ def made(design: str, deq: dict[str, Any] | None = None, **changes: Any) -> DEQT
     return model.eval()
 
 
-def ids(batch: int = 2, length: int = 6) -> torch.Tensor:
+def draw_ids(batch: int = 2, length: int = 6) -> torch.Tensor:
     return torch.randint(11, (batch, length), generator=torch.Generator().manual_seed(1))

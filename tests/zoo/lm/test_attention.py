@@ -14,12 +14,12 @@ from deq_zoo.lm.attention import Context, RelativeAttention, causal_mask, shifte
 D, H = 8, 2
 
 
-def layer() -> RelativeAttention:
+def make_layer() -> RelativeAttention:
     torch.manual_seed(0)
     return RelativeAttention(D, H, torch.nn.Identity(), dropout=0.5).double()
 
 
-def context(
+def make_context(
     attention: RelativeAttention, u: Tensor, z: Tensor, u_past: Tensor, window: int
 ) -> Context:
     keys = z.shape[1] + u.shape[1]
@@ -31,13 +31,13 @@ def context(
 @pytest.mark.parametrize(("past", "length", "window"), [(3, 4, 0), (0, 5, 0), (3, 4, 2), (4, 1, 3)])
 @pytest.mark.parametrize("training", [False, True])
 def test_attention_is_its_formula(past: int, length: int, window: int, training: bool) -> None:
-    attention, B, d = layer().train(training), 2, D // H
+    attention, B, d = make_layer().train(training), 2, D // H
     x, u = torch.randn(B, length, D).double(), torch.randn(B, length, 3 * D).double()
     z, u_past = torch.randn(B, past, D).double(), torch.randn(B, past, 3 * D).double()
     ones = torch.ones(B, H, length, past + length).double()
     kept = (torch.rand_like(ones) < 0.5).double() * 2
     attention.drop.mask = kept
-    found = attention(x, context(attention, u, z, u_past, window))
+    result = attention(x, make_context(attention, u, z, u_past, window))
 
     everything = torch.cat((z, x), dim=1) @ attention.qkv_net.weight.mT
     everything = everything + torch.cat((u_past, u), dim=1)
@@ -58,7 +58,7 @@ def test_attention_is_its_formula(past: int, length: int, window: int, training:
                 if training:
                     weights = weights * kept[b, h, i, seen]
                 heads[b, i, h] = weights @ v[b, seen, h]
-    assert_close(found, attention.o_net(heads.flatten(2)))
+    assert_close(result, attention.o_net(heads.flatten(2)))
 
 
 def test_shifting_moves_distances_to_their_keys() -> None:

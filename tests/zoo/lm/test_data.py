@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from deq_zoo.errors import DataError, ZooError
 from deq_zoo.lm.data import Streams, read_text, split_text, tokenised, topics, wikitext
 from deq_zoo.lm.tokens import Bytes, Lexicon, Pieces, Tokenizer, Words
 from deq_zoo.task import Shard
-from tests.zoo.lm.golden import SHARED
+from tests.golden import find_data, load_facts
 
 TEXT = "the cat sat on the mat\n\nthe dog sat near the cat , naïve as ever\n"
 
@@ -22,24 +21,21 @@ def write_corpus(folder: Path, train: list[str], valid: list[str]) -> None:
     (folder / "wiki.valid.tokens").write_text("\n".join(valid) + "\n", encoding="utf-8")
 
 
-def test_golden_vocabulary_ids_and_batches(tmp_path: Path) -> None:
-    path = SHARED / "golden" / "deq-lm" / "data_pipeline.json"
-    if not path.exists():
-        pytest.skip("the golden data is not here")
-    told = json.loads(path.read_text())
-    write_corpus(tmp_path, told["train_lines"], told["valid_lines"])
+def test_golden_vocabulary_ids_and_batches_are_reproduced(tmp_path: Path) -> None:
+    facts = load_facts("deq-lm", "data_pipeline")
+    write_corpus(tmp_path, facts["train_lines"], facts["valid_lines"])
     corpus = wikitext(tmp_path)
     assert isinstance(corpus.tokenizer, Words)
-    assert corpus.tokenizer.words == told["vocab"]
-    assert corpus.train.tolist() == told["train_ids"]
-    assert corpus.valid.tolist() == told["valid_ids"]
+    assert corpus.tokenizer.words == facts["vocab"]
+    assert corpus.train.tolist() == facts["train_ids"]
+    assert corpus.valid.tolist() == facts["valid_ids"]
     streams = Streams.of(corpus.train, 3, 4)
-    found = [{"data": d.tolist(), "target": t.tolist()} for d, t in streams.segments()]
-    expected = [{k: s[k] for k in ("data", "target")} for s in told["iterator_bsz3_len4"]]
-    assert found == expected
-    shared = Streams.of(corpus.train, 4, 4)
-    for k, batch in enumerate(told["iterator_bsz2_len4_rank1_of_2"]):
-        data, target = shared.segment(k, Shard(1, 2))
+    segments = [{"data": d.tolist(), "target": t.tolist()} for d, t in streams.segments()]
+    expected = [{k: s[k] for k in ("data", "target")} for s in facts["iterator_bsz3_len4"]]
+    assert segments == expected
+    split_streams = Streams.of(corpus.train, 4, 4)
+    for k, batch in enumerate(facts["iterator_bsz2_len4_rank1_of_2"]):
+        data, target = split_streams.segment(k, Shard(1, 2))
         assert data.tolist() == batch["data"]
         assert target.tolist() == batch["target"]
 
@@ -71,7 +67,7 @@ def test_unknown_words_are_an_error_or_unk() -> None:
         without.encode("b")
 
 
-def test_a_text_that_is_not_utf8_is_told_and_not_repaired(tmp_path: Path) -> None:
+def test_a_text_that_is_not_utf8_is_an_error_and_not_repaired(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes("für alle ".encode("latin-1") * 20)
     with pytest.raises(DataError, match=r"a\.txt is not UTF-8: .* at byte 1; convert it"):
         read_text(tmp_path / "a.txt")
@@ -139,10 +135,7 @@ def test_missing_data_says_what_to_put_where(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_wikitext_2_has_its_known_numbers() -> None:
-    folder = SHARED / "data" / "wikitext2"
-    if not folder.is_dir():
-        pytest.skip("the data wikitext2 is not here")
-    corpus = wikitext(folder)
+def test_wikitext_2_has_its_published_numbers() -> None:
+    corpus = wikitext(find_data("wikitext2"))
     assert corpus.tokenizer.size == 33_278
     assert (len(corpus.train), len(corpus.valid)) == (2_088_628, 217_646)

@@ -1,4 +1,4 @@
-"""Both published models against what the original implementation said."""
+"""Both published models against numbers of the original implementation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import torch
 
 from deq_zoo.lm.attention import sinusoids
 from deq_zoo.lm.model import DEQTransformer
-from tests.zoo.lm.golden import Golden, close
+from tests.golden import assert_matches, select
+from tests.zoo.lm.golden import Golden
 from torchdeq import reset_norm
 
 MODELS = ["deq-lm", "deq-seq"]
@@ -16,125 +17,122 @@ MODELS = ["deq-lm", "deq-seq"]
 @pytest.mark.parametrize("segment", [0, 1, 2])
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_golden_states_losses_and_memory(name: str, segment: int) -> None:
+def test_golden_states_losses_and_memory_are_reproduced(name: str, segment: int) -> None:
     golden = Golden(name)
-    model, io, seg = golden.model(), golden.io, f"seg{segment}"
+    model, io, seg = golden.make_model(), golden.io, f"seg{segment}"
     ids, target = io[f"{seg}.data"], io[f"{seg}.target"]
-    memory = golden.memory(segment)
-    close(model.vocabulary.embed(ids), io[f"{seg}.word_emb"])
+    memory = golden.read_memory(segment)
+    assert_matches(model.vocabulary.embed(ids), io[f"{seg}.word_emb"])
     out = model(ids, memory)
     past = model.empty_memory(out.u) if memory is None else memory
-    close(torch.cat((past.u, out.u), dim=1), golden.injection(f"{seg}.u_cat"))
+    assert_matches(torch.cat((past.u, out.u), dim=1), golden.read_injection(f"{seg}.u_cat"))
     keys = past.z.shape[1] + ids.shape[1]
-    close(sinusoids(keys, 32, like=out.z)[None], golden.state(f"{seg}.pos_emb"))
-    z_in = golden.state(f"{seg}.z_in")
-    close(out.f(z_in), golden.state(f"{seg}.f_z_in"))
+    assert_matches(sinusoids(keys, 32, like=out.z)[None], golden.read_state(f"{seg}.pos_emb"))
+    z_in = golden.read_state(f"{seg}.z_in")
+    assert_matches(out.f(z_in), golden.read_state(f"{seg}.f_z_in"))
     block, context = next(iter(model.func)), model.contexts(out.u, memory)[0]
     attended = block.attend(z_in, *context)
-    close(attended, golden.state(f"{seg}.attn{'' if golden.original else '0'}_z_in"))
-    close(out.z, golden.state(f"{seg}.z_{'star' if golden.original else 'iter12'}"))
+    assert_matches(attended, golden.read_state(f"{seg}.attn{'' if golden.original else '0'}_z_in"))
+    assert_matches(out.z, golden.read_state(f"{seg}.z_{'star' if golden.original else 'iter12'}"))
     nll = model.nll(out.z, target)
-    close(nll, io[f"{seg}.nll"])
-    close(nll.mean()[None], io[f"{seg}.loss"])
-    close(-model.log_prob(out.z).gather(2, target[..., None])[..., 0], nll)
+    assert_matches(nll, io[f"{seg}.nll"])
+    assert_matches(nll.mean()[None], io[f"{seg}.loss"])
+    assert_matches(-model.log_prob(out.z).gather(2, target[..., None])[..., 0], nll)
     new = past.followed_by(out, most=5)
-    close(new.z, golden.state(f"{seg}.new_z_hist"))
-    close(new.u, golden.injection(f"{seg}.new_u_hist"))
+    assert_matches(new.z, golden.read_state(f"{seg}.new_z_hist"))
+    assert_matches(new.u, golden.read_injection(f"{seg}.new_u_hist"))
     if segment == 0:
-        close(model.log_prob(out.z), io["seg0.log_prob"])
+        assert_matches(model.log_prob(out.z), io["seg0.log_prob"])
 
 
 @pytest.mark.parametrize("steps", [1, 2, 12, 24])
 @pytest.mark.parametrize("segment", [0, 1, 2])
 @torch.no_grad()
-def test_golden_unrolled_steps(segment: int, steps: int) -> None:
+def test_golden_unrolled_steps_are_reproduced(segment: int, steps: int) -> None:
     golden = Golden("deq-lm")
-    model, ids = golden.model(), golden.io[f"seg{segment}.data"]
-    z = model(ids, golden.memory(segment), f_max_iter=steps).z
-    close(z, golden.io[f"seg{segment}.z_iter{steps}"])
+    model, ids = golden.make_model(), golden.io[f"seg{segment}.data"]
+    z = model(ids, golden.read_memory(segment), f_max_iter=steps).z
+    assert_matches(z, golden.io[f"seg{segment}.z_iter{steps}"])
     block = next(iter(model.func))
     half = block.transform(golden.io[f"seg{segment}.attn0_z_in"])
-    close(half, golden.io[f"seg{segment}.ffn0_attn0_z_in"])
+    assert_matches(half, golden.io[f"seg{segment}.ffn0_attn0_z_in"])
 
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_golden_gradients(name: str, recompute: bool) -> None:
+def test_golden_gradients_are_reproduced(name: str, recompute: bool) -> None:
     golden = Golden(name, dropout=0.0, recompute=recompute)
-    model = golden.model().train()
-    out = model(golden.io["seg1.data"], golden.memory(1))
+    model = golden.make_model().train()
+    out = model(golden.io["seg1.data"], golden.read_memory(1))
     model.nll(out.z, golden.io["seg1.target"]).mean().backward()
     compare_gradients(golden, model)
 
 
 def compare_gradients(golden: Golden, model: DEQTransformer) -> None:
-    """Theirs come under their names: a shared projection's in two parts."""
+    """Compare gradients under our names; that of a tied projection comes in two parts."""
     from deq_zoo.lm.convert import _BLOCKLESS, _NAMES, _TRIPLES, _by_kind, _renamed
 
-    told: dict[str, torch.Tensor] = {}
-    for key, value in golden.io.items():
-        if not key.startswith("seg1.grad."):
-            continue
-        key = key.removeprefix("seg1.grad.")
+    expected: dict[str, torch.Tensor] = {}
+    for key, value in select(golden.io, "seg1.grad.").items():
         key = key.replace("crit.out_projs", "word_emb.emb_projs") if "projs.0" not in key else key
-        ours = _renamed(_BLOCKLESS.sub(r"func.\1.0.", key), _NAMES)
-        assert ours is not None, key
+        name = _renamed(_BLOCKLESS.sub(r"func.\1.0.", key), _NAMES)
+        assert name is not None, key
         value = value.squeeze(2) if value.dim() == 3 else value
-        if not golden.original and _TRIPLES.match(ours):
+        if not golden.original and _TRIPLES.match(name):
             value = _by_kind(value, golden.config.heads)
-        told[ours] = told.get(ours, 0) + value
-    found = {name: p.grad for name, p in model.named_parameters()}
-    assert found.keys() == told.keys()
-    for key, grad in found.items():
+        expected[name] = expected.get(name, 0) + value
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    assert gradients.keys() == expected.keys()
+    for key, grad in gradients.items():
         assert grad is not None
-        torch.testing.assert_close(grad, told[key], rtol=1e-9, atol=1e-9, msg=f"{key} {grad}")
+        torch.testing.assert_close(grad, expected[key], rtol=1e-9, atol=1e-9, msg=f"{key} {grad}")
 
 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_golden_dropout_with_the_masks_given(name: str) -> None:
+def test_golden_dropout_with_the_masks_given_is_reproduced(name: str) -> None:
     golden = Golden(name, dropout=0.25, attention_dropout=0.1)
-    model, io = golden.model().train(), golden.io
-    model.embedding_drop.mask = golden.mask("iodrop_embedding")
-    model.output_drop.mask = golden.mask("iodrop_output")
-    model.position_drop.mask = golden.mask("pos_drop")
+    model, io = golden.make_model().train(), golden.io
+    model.embedding_drop.mask = golden.read_mask("iodrop_embedding")
+    model.output_drop.mask = golden.read_mask("iodrop_output")
+    model.position_drop.mask = golden.read_mask("pos_drop")
     for k, block in enumerate(model.func):
         at = "" if golden.original else f".{k}"
-        block.attention.drop.mask = golden.mask(f"func.dec_attn{at}.dropatt")
-        block.drop.mask = golden.mask(f"func.dec_attn{at}.drop")
-        block.feed_forward.drop1.mask = golden.mask(f"func.pos_ff{at}.drop1")
-        block.feed_forward.drop2.mask = golden.mask(f"func.pos_ff{at}.drop2")
+        block.attention.drop.mask = golden.read_mask(f"func.dec_attn{at}.dropatt")
+        block.drop.mask = golden.read_mask(f"func.dec_attn{at}.drop")
+        block.feed_forward.drop1.mask = golden.read_mask(f"func.pos_ff{at}.drop1")
+        block.feed_forward.drop2.mask = golden.read_mask(f"func.pos_ff{at}.drop2")
     reset_norm(model.func)
     u = model.inject(io["seg1.data"])
-    out = model.solve(u, model.contexts(u, golden.memory(1)))
-    close(out.f(golden.state("seg1.z_in")), golden.state("drop.f_z_in"))
-    close(out.z, golden.state("drop.z"))
-    close(model.nll(out.z, io["seg1.target"]).mean()[None], io["drop.loss"])
+    out = model.solve(u, model.contexts(u, golden.read_memory(1)))
+    assert_matches(out.f(golden.read_state("seg1.z_in")), golden.read_state("drop.f_z_in"))
+    assert_matches(out.z, golden.read_state("drop.z"))
+    assert_matches(model.nll(out.z, io["seg1.target"]).mean()[None], io["drop.loss"])
 
 
-def test_golden_jacobian_regularisation_and_adjoint() -> None:
+def test_golden_jacobian_regularisation_and_adjoint_are_reproduced() -> None:
     golden = Golden("deq-seq", dropout=0.0)
-    model = golden.model()
+    model = golden.make_model()
     with torch.no_grad():
-        out = model(golden.io["seg1.data"], golden.memory(1))
+        out = model(golden.io["seg1.data"], golden.read_memory(1))
     z = out.z.requires_grad_()
-    v = golden.state("seg1.jr_v")
+    v = golden.read_state("seg1.jr_v")
     (product,) = torch.autograd.grad(out.f(z), z, v)
-    close((product.square().sum() / z.numel())[None], golden.io["seg1.jr_value"])
+    assert_matches((product.square().sum() / z.numel())[None], golden.io["seg1.jr_value"])
     (g,) = torch.autograd.grad(model.nll(z, golden.io["seg1.target"]).mean(), z)
-    close(g, golden.state("seg1.dloss_dzstar"))
-    u = golden.state("seg1.ift_cotangent")
+    assert_matches(g, golden.read_state("seg1.dloss_dzstar"))
+    u = golden.read_state("seg1.ift_cotangent")
     (product,) = torch.autograd.grad(out.f(z), z, u)
-    close(product + g, u)
+    assert_matches(product + g, u)
 
 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_golden_in_single_precision(name: str) -> None:
+def test_golden_losses_are_reproduced_in_single_precision(name: str) -> None:
     golden = Golden(name)
     with torch.enable_grad():
-        model = golden.model().float()
-    memory = golden.memory(1)
+        model = golden.make_model().float()
+    memory = golden.read_memory(1)
     assert memory is not None
     out = model(golden.io["seg1.data"], type(memory)(*(t.float() for t in memory)))
     loss = model.nll(out.z, golden.io["seg1.target"]).mean()[None]

@@ -12,12 +12,12 @@ from deq_zoo.cli import main
 from deq_zoo.errors import DataError, ZooError
 from deq_zoo.lm.presets import CONVERGENT, IMPLICIT, UNROLLED, lm_smoke, lm_wt103_final
 from deq_zoo.values import with_settings
-from tests.zoo.lm.nets import net
-from tests.zoo.lm.test_task import SMALL, task
+from tests.zoo.lm.nets import make_config
+from tests.zoo.lm.test_task import SMALL, make_task
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"deq": IMPLICIT, "consistency": 1.0}, "consistency=1.0 compares unrolled steps"),
         ({"deq": IMPLICIT, "ahead": 4}, "ahead=4 draws the number of evaluations"),
@@ -27,49 +27,49 @@ from tests.zoo.lm.test_task import SMALL, task
         ({"deq": CONVERGENT.with_options(jac_loss_freq=0.1)}, "jac_loss_weight=0.0, jac_incremen"),
     ],
 )
-def test_what_would_do_nothing_in_training_is_told(changes: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        task(**changes).build()
+def test_what_would_do_nothing_in_training_is_an_error(changes: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_task(**changes).build()
 
 
 @pytest.mark.parametrize("options", [{"sup_gap": 2}, {"sup_loc": [1]}, {"indexing": [3]}])
-def test_states_that_nobody_would_decode_are_told(options: Any) -> None:
+def test_states_that_nobody_would_decode_are_errors(options: Any) -> None:
     with pytest.raises(ValueError, match="decodes one state"):
-        task(deq=CONVERGENT.with_options(**options))
+        make_task(deq=CONVERGENT.with_options(**options))
 
 
 def test_the_redesigned_map_warns_of_other_steps_and_of_implicit_gradients() -> None:
-    shape = net("redesigned", tokens=256, cutoffs=(), shrink=1)
+    shape = make_config("redesigned", tokens=256, cutoffs=(), shrink=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        task(net=shape, deq=UNROLLED).build()
-        task(net=SMALL, deq=CONVERGENT.with_options(eval_f_max_iter=100)).build()
+        make_task(net=shape, deq=UNROLLED).build()
+        make_task(net=SMALL, deq=CONVERGENT.with_options(eval_f_max_iter=100)).build()
     with pytest.warns(UserWarning, match="trained with: 6, not 12"):
-        task(net=shape, deq=UNROLLED.with_options(grad=[6])).build()
+        make_task(net=shape, deq=UNROLLED.with_options(grad=[6])).build()
     with pytest.warns(UserWarning, match="implicit gradient is not defined"):
-        task(net=shape, deq=IMPLICIT).build()
+        make_task(net=shape, deq=IMPLICIT).build()
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"file": "a.txt"}, "file=a.txt does nothing with data=counting: .* data=file"),
         ({"data_dir": "a"}, "data_dir=a does nothing with data=counting: .* data=wikitext"),
         ({"data": "wikitext", "pieces": 300, "data_dir": "a"}, "pieces=300 does nothing"),
     ],
 )
-def test_data_that_would_not_be_read_is_told(changes: Any, told: str) -> None:
-    with pytest.raises(DataError, match=told):
-        assert task(**changes).steps_per_epoch
+def test_data_that_would_not_be_read_is_an_error(changes: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        assert make_task(**changes).steps_per_epoch
 
 
-def test_a_text_too_short_to_evaluate_is_told_before_training() -> None:
+def test_a_text_too_short_to_evaluate_is_an_error_before_training() -> None:
     with pytest.raises(DataError, match=r"too short for 500 streams .* eval_batch if to evaluate"):
-        assert task(eval_batch=500).steps_per_epoch
+        assert make_task(eval_batch=500).steps_per_epoch
 
 
 def test_flags_and_settings_count_in_any_order(capsys: Any) -> None:
-    """The flags come first, whatever their place: what they need may be in a later setting."""
+    """Apply flags first, whatever their place: a later setting may hold what they need."""
     off = ["--set", "consistency=0", "--f_max_iter", "20"]
     assert main(["info", "lm-smoke", "--ift", *off]) == 0
     assert main(["info", "lm-smoke", *off, "--ift"]) == 0
@@ -92,7 +92,7 @@ def test_settings_are_applied_at_once() -> None:
         with_settings(lm_wt103_final(), ["steps=-5"])
 
 
-def test_converting_for_a_preset_that_cannot_be_is_told(tmp_path: Path, capsys: Any) -> None:
+def test_converting_for_a_preset_that_cannot_be_is_an_error(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "a.pth").write_bytes(b"")
     words = ["convert", str(tmp_path / "a.pth"), "--preset", "lm-smoke", "--set", "cutoffs=9,4"]
     assert main(words) == 2

@@ -19,15 +19,15 @@ from deq_zoo.lm.task import LanguageTask, last_step
 from deq_zoo.preset import PRESETS
 from deq_zoo.task import Shard
 from deq_zoo.values import from_data, to_data
-from tests.zoo.lm.nets import net
+from tests.zoo.lm.nets import make_config
+from tests.zoo.training import CPU, train
 from torchdeq import DEQConfig
 
-CPU = torch.device("cpu")
 NAMES = sorted(name for name in PRESETS if name.startswith("lm-"))
-SMALL = net("convergent", tokens=256, cutoffs=(), shrink=1)
+SMALL = make_config("convergent", tokens=256, cutoffs=(), shrink=1)
 
 
-def task(**changes: Any) -> LanguageTask:
+def make_task(**changes: Any) -> LanguageTask:
     options: dict[str, Any] = {
         "net": SMALL,
         "deq": CONVERGENT.with_options(grad=[3]),
@@ -39,20 +39,6 @@ def task(**changes: Any) -> LanguageTask:
         "eval_limit": 2,
     }
     return LanguageTask(**(options | changes))
-
-
-def fit(task: LanguageTask, steps: int) -> Any:
-    torch.manual_seed(0)
-    model, carry = task.build(), None
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    for step in range(steps):
-        loss = task.loss(model, task.train_batch(step, 0, Shard()), carry)
-        carry = loss.carry
-        optimizer.zero_grad()
-        loss.value.backward()
-        optimizer.step()
-        task.after_step(model)
-    return model.eval(), loss
 
 
 def test_every_preset_goes_to_a_file_and_back() -> None:
@@ -79,21 +65,22 @@ def test_the_smoke_preset_trains_reports_reads_and_writes(tmp_path: Path, capsys
 
 
 def test_learning_lowers_the_loss() -> None:
-    model, _ = fit(task(), 40)
+    task = make_task()
+    model = train(task, 40, lr=0.02).model
     with torch.no_grad():
-        metrics = task().evaluate(model, CPU, thorough=True)
-    assert metrics.metrics["loss"] < 4.0  # log 256 = 5.5
-    assert metrics.metrics["perplexity"] == pytest.approx(exp(metrics.metrics["loss"]))
-    assert len(metrics.solver.radii) == 2
+        result = task.evaluate(model, CPU, thorough=True)
+    assert result.metrics["loss"] < 4.0  # log 256 = 5.5
+    assert result.metrics["perplexity"] == pytest.approx(exp(result.metrics["loss"]))
+    assert len(result.solver.radii) == 2
 
 
 @pytest.mark.parametrize("limit", [0, 2])
 def test_perplexity_is_the_mean_over_all_predicted_tokens(limit: int) -> None:
-    told = task(eval_limit=limit, memory=200)
-    model, _ = fit(told, 2)
+    task = make_task(eval_limit=limit, memory=200)
+    model = train(task, 2, lr=0.02).model
     with torch.no_grad():
-        loss = told.evaluate(model, CPU, thorough=False).metrics["loss"]
-        ids = told.corpus.valid
+        loss = task.evaluate(model, CPU, thorough=False).metrics["loss"]
+        ids = task.corpus.valid
         rows = ids[: len(ids) // 2 * 2].view(2, -1)
         rows = rows[:, : 2 * 16 + 1] if limit else rows
         memory, total = None, 0.0
@@ -106,43 +93,43 @@ def test_perplexity_is_the_mean_over_all_predicted_tokens(limit: int) -> None:
 
 
 def test_batches_depend_on_their_step_alone_and_memory_starts_with_a_text() -> None:
-    told = task(ahead=3)
-    per_epoch = told.steps_per_epoch
-    a, b = (told.train_batch(5, 1, Shard()) for _ in range(2))
+    task = make_task(ahead=3)
+    per_epoch = task.steps_per_epoch
+    a, b = (task.train_batch(5, 1, Shard()) for _ in range(2))
     assert torch.equal(a.ids, b.ids)
     assert a.ahead == b.ahead
-    assert told.train_batch(per_epoch, 0, Shard()).first
+    assert task.train_batch(per_epoch, 0, Shard()).first
     assert not a.first
-    parts = [told.train_batch(5, 1, Shard(rank, 2)).ids for rank in range(2)]
+    parts = [task.train_batch(5, 1, Shard(rank, 2)).ids for rank in range(2)]
     assert torch.equal(torch.cat(parts), a.ids)
-    assert told.samples(a) == 64
+    assert task.samples(a) == 64
 
 
 def test_memory_is_carried_without_a_graph_and_left_at_a_new_text() -> None:
-    told = task()
-    model = told.build()
-    first = told.loss(model, told.train_batch(0, 0, Shard()), None)
+    task = make_task()
+    model = task.build()
+    first = task.loss(model, task.train_batch(0, 0, Shard()), None)
     assert first.carry.z.shape == (4, 16, 2 * 8)  # for each of two blocks
     assert not first.carry.z.requires_grad
-    segment = told.train_batch(1, 0, Shard())
-    with_memory = told.loss(model, segment, tuple(first.carry))  # as a checkpoint gives it back
-    without = told.loss(model, segment._replace(first=True), first.carry)
+    segment = task.train_batch(1, 0, Shard())
+    with_memory = task.loss(model, segment, tuple(first.carry))  # as a checkpoint gives it back
+    without = task.loss(model, segment._replace(first=True), first.carry)
     assert with_memory.value.item() != without.value.item()
 
 
 def test_the_weight_of_the_jacobian_rises_and_is_drawn_by_step() -> None:
-    told = task(net=net("original", tokens=256, cutoffs=(), shrink=1), deq=REGULARISED)
-    weights = [told.train_batch(step, 0, Shard()).jac_weight for step in range(400)]
+    task = make_task(net=make_config("original", tokens=256, cutoffs=(), shrink=1), deq=REGULARISED)
+    weights = [task.train_batch(step, 0, Shard()).jac_weight for step in range(400)]
     assert set(weights) == {0.0, 0.1}
     assert sum(w > 0 for w in weights) == pytest.approx(160, abs=40)
     rising = REGULARISED.with_options(jac_loss_weight=0.0, jac_loss_freq=1.0)
-    assert replace(told, deq=rising).train_batch(60_000, 0, Shard()).jac_weight == 0.2
-    late = {told.train_batch(step, 0, Shard()).jac_weight for step in range(90_000, 90_050)}
+    assert replace(task, deq=rising).train_batch(60_000, 0, Shard()).jac_weight == 0.2
+    late = {task.train_batch(step, 0, Shard()).jac_weight for step in range(90_000, 90_050)}
     assert max(late) == pytest.approx(0.4)
-    model = told.build()
-    segment = told.train_batch(0, 0, Shard())
+    model = task.build()
+    segment = task.train_batch(0, 0, Shard())
     losses = [
-        told.loss(model, segment._replace(jac_weight=w), None) for w in (0.0, 1.0)
+        task.loss(model, segment._replace(jac_weight=w), None) for w in (0.0, 1.0)
     ]  # fmt: skip
     assert losses[1].value.item() > losses[0].value.item()
     assert losses[1].metrics["nll"].item() == pytest.approx(losses[0].metrics["nll"].item())
@@ -150,11 +137,11 @@ def test_the_weight_of_the_jacobian_rises_and_is_drawn_by_step() -> None:
 
 
 def test_consistency_penalises_the_last_step() -> None:
-    plain, told = task(), task(consistency=2.0)
+    plain, task = make_task(), make_task(consistency=2.0)
     torch.manual_seed(0)
-    model = told.build()
-    segment = told.train_batch(0, 0, Shard())
-    loss = told.loss(model, segment, None)
+    model = task.build()
+    segment = task.train_batch(0, 0, Shard())
+    loss = task.loss(model, segment, None)
     total = loss.metrics["nll"] + 2.0 * loss.metrics["last_step"]
     assert loss.value.item() == pytest.approx(total.item())
     assert plain.loss(model, segment, None).value.item() == pytest.approx(
@@ -173,10 +160,10 @@ def test_the_published_rate_starts_loud_and_drops_after_the_rise() -> None:
     assert WarmCosine(10).factor(0, 100) == pytest.approx(0.1)
 
 
-def test_what_does_not_fit_is_told() -> None:
+def test_what_does_not_fit_is_an_error() -> None:
     with pytest.raises(DataError, match=r"different tokens, the model 100: --set net.tokens=256"):
-        assert task(net=replace(SMALL, tokens=100)).corpus
+        assert make_task(net=replace(SMALL, tokens=100)).corpus
     with pytest.raises(ValueError, match="decodes one state"):
-        task(deq=DEQConfig(n_states=2))
+        make_task(deq=DEQConfig(n_states=2))
     with pytest.raises(ValueError, match="batch must be at least 1"):
-        task(batch=0)
+        make_task(batch=0)

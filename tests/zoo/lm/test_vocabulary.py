@@ -7,65 +7,60 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from deq_zoo.errors import DataError, ZooError
 from deq_zoo.lm.decode import Sampling
-from tests.zoo.lm.nets import net
-from tests.zoo.lm.test_task import CPU, fit, task
+from tests.zoo.lm.nets import make_config
+from tests.zoo.lm.test_task import make_task
+from tests.zoo.training import CPU, measure, train
 
 VALID = "a b b a\n" * 30
 
 
-def folder(path: Path, common: str, rare: str) -> str:
-    """WikiText whose vocabulary is in the order of how often words come."""
+def write_wikitext(path: Path, common: str, rare: str) -> str:
+    """Write a WikiText folder: its vocabulary is sorted by how often words occur."""
     path.mkdir()
-    train = f"{common} {common} {common} {rare} {rare} <unk>\n" * 40
-    (path / "train.txt").write_text(train)
+    text = f"{common} {common} {common} {rare} {rare} <unk>\n" * 40
+    (path / "train.txt").write_text(text)
     (path / "valid.txt").write_text(VALID)
     return str(path)
 
 
-def words_task(data_dir: str, tokens: int = 4) -> Any:
-    shape = net("convergent", tokens=tokens, cutoffs=(), shrink=1)
-    return task(net=shape, data="wikitext", data_dir=data_dir, eval_limit=0)
-
-
-def loss_of(told: Any, model: Any) -> float:
-    with torch.no_grad():
-        return float(told.evaluate(model, CPU, thorough=False).metrics["loss"])
+def make_words_task(data_dir: str, tokens: int = 4) -> Any:
+    shape = make_config("convergent", tokens=tokens, cutoffs=(), shrink=1)
+    return make_task(net=shape, data="wikitext", data_dir=data_dir, eval_limit=0)
 
 
 def test_words_keep_their_ids_beside_another_training_text(tmp_path: Path) -> None:
-    here = words_task(folder(tmp_path / "a", "a", "b"))
-    there = words_task(folder(tmp_path / "b", "b", "a"))
-    model, _ = fit(here, 5)
+    here = make_words_task(write_wikitext(tmp_path / "a", "a", "b"))
+    there = make_words_task(write_wikitext(tmp_path / "b", "b", "a"))
+    model = train(here, 5, lr=0.02).model
     assert here.corpus.valid.tolist() != there.corpus.valid.tolist()
-    assert loss_of(there, model) == loss_of(here, model)
+    assert measure(there, model)["loss"] == measure(here, model)["loss"]
     (tmp_path / "b" / "valid.txt").write_text("a zebra\n" * 9)
     with pytest.raises(DataError, match="'zebra' is not among the 4"):
-        loss_of(there, model)
+        measure(there, model)
 
 
 def test_a_text_of_pieces_is_read_in_those_of_the_model(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
-    shape = net("convergent", tokens=300, cutoffs=(), shrink=1)
+    shape = make_config("convergent", tokens=300, cutoffs=(), shrink=1)
     texts = ["the cat sat on the mat\n" * 90, "quod erat demonstrandum\n" * 90]
-    told = []
+    tasks = []
     for text in texts:
         file.write_text(text)
-        told.append(task(net=shape, data="file", file=str(file), pieces=300))
-        assert told[-1].corpus.tokenizer.size > 256
-    model, _ = fit(told[0], 2)
-    _, streams = told[1]._judged(told[1]._tokenizer(model))
+        tasks.append(make_task(net=shape, data="file", file=str(file), pieces=300))
+        assert tasks[-1].corpus.tokenizer.size > 256
+    model = train(tasks[0], 2, lr=0.02).model
+    _, streams = tasks[1]._judged(tasks[1]._tokenizer(model))
     ids = streams.ids.flatten().tolist()
     assert model.lexicon.require().decode(ids) in texts[1]
 
 
 def test_a_run_does_not_go_on_with_another_vocabulary(tmp_path: Path) -> None:
-    here = words_task(folder(tmp_path / "a", "a", "b"))
-    there = words_task(folder(tmp_path / "b", "b", "a"))
-    model, _ = fit(here, 1)
+    here = make_words_task(write_wikitext(tmp_path / "a", "a", "b"))
+    there = make_words_task(write_wikitext(tmp_path / "b", "b", "a"))
+    model = train(here, 1, lr=0.02).model
     here.after_step(model)
     replace(here).after_step(model)  # the same text, opened again
     with pytest.raises(ZooError, match="another vocabulary than these weights"):
@@ -73,20 +68,20 @@ def test_a_run_does_not_go_on_with_another_vocabulary(tmp_path: Path) -> None:
 
 
 def test_weights_without_words_take_those_of_their_text(tmp_path: Path) -> None:
-    here = words_task(folder(tmp_path / "a", "a", "b"))
+    here = make_words_task(write_wikitext(tmp_path / "a", "a", "b"))
     model = here.build().eval()
     options = Sampling(prompt="a b", tokens=3)
     assert next(iter(here.sample(model, options, tmp_path, CPU))).startswith("a b")
     with pytest.raises(ZooError, match=r"came without their vocabulary: .*--data-dir"):
         replace(here, data_dir=None).sample(model, options, tmp_path, CPU)
-    larger = words_task(str(tmp_path / "a"), tokens=9)
+    larger = make_words_task(str(tmp_path / "a"), tokens=9)
     with pytest.raises(DataError, match=r"without their 9 words, and .* has 4: name the folder"):
-        loss_of(larger, larger.build().eval())
+        measure(larger, larger.build())
 
 
-def test_a_perplexity_tells_of_unknown_words_and_of_what_it_cannot_read(tmp_path: Path) -> None:
-    here = words_task(folder(tmp_path / "a", "a", "b"))
-    model, _ = fit(here, 1)
+def test_a_perplexity_reports_unknown_words_and_refuses_unreadable_files(tmp_path: Path) -> None:
+    here = make_words_task(write_wikitext(tmp_path / "a", "a", "b"))
+    model = train(here, 1, lr=0.02).model
     file = tmp_path / "c.txt"
     file.write_text("a zebra b\nb giraffe")
     (line,) = here.predict(model, [file], None, CPU)

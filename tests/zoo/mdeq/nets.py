@@ -1,22 +1,15 @@
-"""Small nets, golden data, and f written again with torch's functions alone."""
+"""A small net, the golden models, and f written again with torch's functions alone."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from torch import Tensor
 
 from deq_zoo.mdeq import MDEQClassifier, MDEQConfig
-
-SHARED = Path(__file__).parents[4] / "shared"  # golden numbers and data, where present
-GOLDEN = SHARED / "golden" / "mdeq"
-DATA = SHARED / "data" / "cifar10"
+from tests.golden import load_facts, load_tensors
 
 SMALL = MDEQConfig(
     channels=(8, 8), expansion=2, groups=4, head_channels=(2, 4), final_channels=16, classes=5
@@ -27,36 +20,34 @@ class Golden:
     """One golden model with its inputs and outputs, in float64."""
 
     def __init__(self, name: str, **deq: Any) -> None:
-        if not GOLDEN.is_dir():
-            pytest.skip("the golden data is not here")
-        entry = json.loads((GOLDEN / "manifest.json").read_text())["files"][name]
-        told = entry["config"]
+        entry = load_facts("mdeq")["files"][name]
+        config = entry["config"]
         self.config = MDEQConfig(
-            channels=told["num_channels"],
-            blocks=tuple(told["num_blocks"]),
-            expansion=told["expansion"],
-            groups=told["num_groups"],
-            downsample_times=told["downsample_times"],
-            head_channels=told["head_channels"],
-            final_channels=told["final_channels"],
-            classes=told["num_classes"],
+            channels=config["num_channels"],
+            blocks=tuple(config["num_blocks"]),
+            expansion=config["expansion"],
+            groups=config["num_groups"],
+            downsample_times=config["downsample_times"],
+            head_channels=config["head_channels"],
+            final_channels=config["final_channels"],
+            classes=config["num_classes"],
             norm_scope=("branches", "fuse_layers", "post_fuse_layers")
-            if told["weight_norm"].startswith("every")
+            if config["weight_norm"].startswith("every")
             else ("branches",),
         )
         self.reference = entry["train_reference"]
         self.parameters = entry["num_params"]
-        self.io = load_file(GOLDEN / entry["io"])
-        self.weights = load_file(GOLDEN / entry["weights"])
+        self.io = load_tensors("mdeq", f"{name}_io", torch.float64)
+        self.weights = load_tensors("mdeq", f"{name}_weights")
         self.model: Any = MDEQClassifier(self.config, deq).double().eval()
         self.model.load_state_dict(self.weights)
 
-    def pyramid(self, name: str) -> list[Tensor]:
+    def read_pyramid(self, name: str) -> list[Tensor]:
         return [self.io[f"{name}.{i}"] for i in range(len(self.config.channels))]
 
 
-def f_again(config: MDEQConfig, state: dict[str, Tensor], z: list[Tensor], u: Tensor) -> Any:
-    """f by the formulas of the model's docstrings, from the state_dict of the whole model."""
+def compute_f(config: MDEQConfig, state: dict[str, Tensor], z: list[Tensor], u: Tensor) -> Any:
+    """Compute f by the formulas of the model's docstrings, from the whole model's state_dict."""
 
     def weight(name: str) -> Tensor:
         if f"full_stage.{name}.weight" in state:

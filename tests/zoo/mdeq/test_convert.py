@@ -19,11 +19,11 @@ from deq_zoo.mdeq.convert import (
     load_checkpoint,
     write_checkpoint,
 )
-from tests.zoo.mdeq.nets import GOLDEN, SMALL, Golden
+from tests.zoo.mdeq.nets import SMALL, Golden
 from torchdeq import remove_norm
 
 
-def same(a: nn.Module, b: nn.Module) -> bool:
+def have_equal_weights(a: nn.Module, b: nn.Module) -> bool:
     x, y = a.state_dict(), b.state_dict()
     return x.keys() == y.keys() and all(torch.equal(x[key], y[key]) for key in x)
 
@@ -37,9 +37,9 @@ def test_every_wrapping_goes_round(
 ) -> None:
     model, other = MDEQClassifier(SMALL), MDEQClassifier(SMALL)
     write_checkpoint(model, tmp_path / file, nested, data_parallel)
-    assert not same(model, other)
+    assert not have_equal_weights(model, other)
     load_checkpoint(other, tmp_path / file)
-    assert same(model, other)
+    assert have_equal_weights(model, other)
 
 
 def test_a_training_checkpoint_loads_from_memory_and_is_not_changed() -> None:
@@ -47,7 +47,7 @@ def test_a_training_checkpoint_loads_from_memory_and_is_not_changed() -> None:
     checkpoint = {"epoch": 3, "perf": 0.9, **authors_checkpoint(model, True, True)}
     keys = list(checkpoint["state_dict"])
     load_checkpoint(other, checkpoint)
-    assert same(model, other)
+    assert have_equal_weights(model, other)
     assert list(checkpoint["state_dict"]) == keys
     assert all(key.startswith("module.") for key in keys)
     assert "module.full_stage.branches.0.blocks.0.conv1.weight_g" in keys
@@ -127,9 +127,10 @@ def test_only_tensors_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_golden_weights_load_from_their_file(tmp_path: Path) -> None:
     golden = Golden("mini4")
     model = MDEQClassifier(golden.config)
-    load_checkpoint(model, GOLDEN / "mini4_weights.safetensors")
+    save_file(golden.weights, tmp_path / "weights.safetensors")
+    load_checkpoint(model, tmp_path / "weights.safetensors")
     written = {f"module.{key}": value for key, value in golden.weights.items()}
     save_file(written, tmp_path / "again.safetensors")
     again = MDEQClassifier(golden.config)
     load_checkpoint(again, tmp_path / "again.safetensors")
-    assert same(model, again)
+    assert have_equal_weights(model, again)

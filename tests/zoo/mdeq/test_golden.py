@@ -2,65 +2,62 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.testing import assert_close
 
+from tests.golden import assert_matches
 from tests.zoo.mdeq.nets import Golden
 
 NAMES = ("tiny", "mini4")
-CLOSE: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
 
 
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_golden_injection_and_one_application_of_f(name: str) -> None:
+def test_golden_injection_and_one_application_of_f_are_reproduced(name: str) -> None:
     golden = Golden(name)
     u = golden.model.inject(golden.io["x"])
-    assert_close(u, golden.io["u0"], **CLOSE)
-    image = golden.model.full_stage(*golden.pyramid("z_in"), u)
-    assert_close(image, golden.pyramid("f_z_in"), **CLOSE)
+    assert_matches(u, golden.io["u0"])
+    image = golden.model.full_stage(*golden.read_pyramid("z_in"), u)
+    assert_matches(image, golden.read_pyramid("f_z_in"))
 
 
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_golden_logits_of_given_pyramids(name: str) -> None:
+def test_golden_logits_of_given_pyramids_are_reproduced(name: str) -> None:
     golden = Golden(name)
     for state in ("z_in", "z_star"):
-        logits = golden.model.classify(golden.pyramid(state))
-        assert_close(logits, golden.io[f"logits_from_{state}"], **CLOSE)
+        logits = golden.model.classify(golden.read_pyramid(state))
+        assert_matches(logits, golden.io[f"logits_from_{state}"])
 
 
 @pytest.mark.parametrize("solver", ["fixed_point_iter", "anderson", "broyden"])
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_golden_fixed_point(name: str, solver: str) -> None:
+def test_golden_fixed_point_is_reproduced(name: str, solver: str) -> None:
     golden = Golden(name, f_solver=solver, f_max_iter=200, f_tol=1e-13, f_stop_mode="rel")
     (logits,), stats = golden.model(golden.io["x"])
     assert bool(stats.converged.all())
     (z,), _ = golden.model.solve(golden.model.inject(golden.io["x"]))
-    assert_close(z, golden.pyramid("z_star"), **CLOSE)
-    assert_close(logits, golden.io["logits_from_z_star"], **CLOSE)
+    assert_matches(z, golden.read_pyramid("z_star"))
+    assert_matches(logits, golden.io["logits_from_z_star"])
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_golden_training_step(name: str) -> None:
+def test_golden_training_step_is_reproduced(name: str) -> None:
     options = {"f_max_iter": 200, "f_tol": 1e-13, "f_stop_mode": "rel", "grad": 5, "tau": 0.5}
     golden = Golden(name, **options)
     model = golden.model.train()
     (logits,), _ = model(golden.io["x"])
     loss = F.cross_entropy(logits, golden.io["labels"])
-    assert_close(logits, golden.io["train_logits"], **CLOSE)
-    assert_close(loss, golden.io["train_loss"][0], **CLOSE)
-    assert_close(loss.item(), golden.reference["loss"], **CLOSE)
+    assert_matches(logits, golden.io["train_logits"])
+    assert_matches(loss, golden.io["train_loss"][0])
+    assert_matches(loss.item(), golden.reference["loss"])
 
     statistics = {k: v for k, v in golden.io.items() if k.startswith("after_train_step.")}
     assert len(statistics) == 2
     for key, value in statistics.items():
-        assert_close(model.state_dict()[key.removeprefix("after_train_step.")], value, **CLOSE)
+        assert_matches(model.state_dict()[key.removeprefix("after_train_step.")], value)
 
     loss.backward()
     expected = golden.reference["grad_per_param"]
@@ -74,7 +71,7 @@ def test_golden_training_step(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_golden_sizes(name: str) -> None:
+def test_golden_sizes_are_reproduced(name: str) -> None:
     golden = Golden(name)
     assert sum(p.numel() for p in golden.model.parameters()) == golden.parameters
     shapes = {key: value.shape for key, value in golden.weights.items()}

@@ -25,7 +25,7 @@ from deq_zoo.mdeq import (
     MDEQSegmenter,
 )
 from deq_zoo.mdeq import model as model_file
-from tests.zoo.mdeq.nets import SMALL, f_again
+from tests.zoo.mdeq.nets import SMALL, compute_f
 from torchdeq import DEQConfig, fp_correction, jac_reg, mem_gc, remove_norm, reset_norm
 
 QUICK = {"f_max_iter": 4, "f_tol": 0.0}
@@ -130,7 +130,7 @@ def test_f_equals_its_formula_for_any_branches_and_any_size(
         scale = 2 ** (k + config.downsample_times)
         assert (height, width) == (-(-size[0] // scale), -(-size[1] // scale))
     z = [torch.randn_like(part) for part in solved]
-    assert_close(model.full_stage(*z, u), f_again(config, model.state_dict(), z, u))
+    assert_close(model.full_stage(*z, u), compute_f(config, model.state_dict(), z, u))
 
 
 @torch.no_grad()
@@ -144,29 +144,31 @@ def test_injection_and_head_equal_their_formulas() -> None:
     assert "incre_modules.0.0.downsample.0.weight" not in s  # 8 = 4 * 2: the identity
     assert "incre_modules.1.0.downsample.0.weight" in s
 
-    def conv_bn(t: Any, conv: str, bn: str, stride: int = 1) -> Any:
+    def apply_conv_bn(t: Any, conv: str, bn: str, stride: int = 1) -> Any:
         w = s[f"{conv}.weight"]
         t = F.conv2d(t, w, s.get(f"{conv}.bias"), stride=stride, padding=w.shape[-1] // 2)
         mean, var = s[f"{bn}.running_mean"], s[f"{bn}.running_var"]
         return F.batch_norm(t, mean, var, s.get(f"{bn}.weight"), s.get(f"{bn}.bias"))
 
     x = torch.randn(2, 1, 9, 8, dtype=torch.float64)
-    u = conv_bn(x, "downsample.0", "downsample.1", stride=2).relu()
-    u = conv_bn(u, "downsample.3", "downsample.4").relu()
-    u = conv_bn(u, "stage0.0", "stage0.1").relu()
+    u = apply_conv_bn(x, "downsample.0", "downsample.1", stride=2).relu()
+    u = apply_conv_bn(u, "downsample.3", "downsample.4").relu()
+    u = apply_conv_bn(u, "stage0.0", "stage0.1").relu()
     assert_close(model.inject(x), u)
 
-    def bottleneck(i: int, z: Any) -> Any:
+    def apply_bottleneck(i: int, z: Any) -> Any:
         name, t = f"incre_modules.{i}.0", z
         for k in (1, 2, 3):
-            t = conv_bn(t if k == 1 else t.relu(), f"{name}.conv{k}", f"{name}.bn{k}")
+            t = apply_conv_bn(t if k == 1 else t.relu(), f"{name}.conv{k}", f"{name}.bn{k}")
         if i == 1:
-            z = conv_bn(z, f"{name}.downsample.0", f"{name}.downsample.1")
+            z = apply_conv_bn(z, f"{name}.downsample.0", f"{name}.downsample.1")
         return (t + z).relu()
 
     z = [torch.randn_like(part) for part in model.start(u)]
-    t = conv_bn(bottleneck(0, z[0]), "downsamp_modules.0.0", "downsamp_modules.0.1", stride=2)
-    v = conv_bn(bottleneck(1, z[1]) + t.relu(), "final_layer.0", "final_layer.1").relu()
+    t = apply_conv_bn(
+        apply_bottleneck(0, z[0]), "downsamp_modules.0.0", "downsamp_modules.0.1", stride=2
+    )
+    v = apply_conv_bn(apply_bottleneck(1, z[1]) + t.relu(), "final_layer.0", "final_layer.1").relu()
     logits = v.mean((2, 3)) @ s["classifier.weight"].mT + s["classifier.bias"]
     assert_close(model.classify(z), logits)
 
@@ -188,20 +190,20 @@ def test_segmentation_head_equals_its_formula() -> None:
     assert out.shape == (1, 7, 11, 6)
 
 
-def test_which_convolutions_are_normalised_is_the_configs_word() -> None:
-    def normalised(**changes: Any) -> set[str]:
+def test_the_config_says_which_convolutions_are_normalised() -> None:
+    def list_normalised(**changes: Any) -> set[str]:
         model: Any = MDEQ(replace(SMALL, **changes), {"norm_type": norm})
         parts = (name.split(".")[1] for name, _ in model.named_parameters() if "weight_g" in name)
         return set(parts)
 
     norm = "weight_norm"
-    assert normalised() == {"branches", "fuse_layers", "post_fuse_layers"}
-    assert normalised(norm_scope=("fuse_layers",)) == {"fuse_layers"}
-    assert normalised(norm_scope=()) == set()
+    assert list_normalised() == {"branches", "fuse_layers", "post_fuse_layers"}
+    assert list_normalised(norm_scope=("fuse_layers",)) == {"fuse_layers"}
+    assert list_normalised(norm_scope=()) == set()
     norm = "spectral_norm"
-    assert normalised(norm_scope=("branches",)) == {"branches"}
+    assert list_normalised(norm_scope=("branches",)) == {"branches"}
     norm = "none"
-    assert normalised() == set()
+    assert list_normalised() == set()
 
 
 @pytest.mark.parametrize("norm", ["weight_norm", "spectral_norm", "none"])
@@ -243,7 +245,7 @@ def test_ift_gives_the_gradient_of_a_long_unrolling() -> None:
     torch.manual_seed(1)
     x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
 
-    def gradients(**deq: Any) -> list[Any]:
+    def compute_gradients(**deq: Any) -> list[Any]:
         torch.manual_seed(2)
         model: Any = MDEQClassifier(replace(SMALL, init="default"), deq).double().eval()
         contract(model)
@@ -253,7 +255,7 @@ def test_ift_gives_the_gradient_of_a_long_unrolling() -> None:
 
     tight = {"f_max_iter": 200, "f_tol": 1e-13, "b_max_iter": 200, "b_tol": 1e-13}
     for got, want in zip(
-        gradients(ift=True, **tight), gradients(f_max_iter=0, grad=60), strict=True
+        compute_gradients(ift=True, **tight), compute_gradients(f_max_iter=0, grad=60), strict=True
     ):
         assert_close(got, want, rtol=1e-8, atol=1e-12)
 

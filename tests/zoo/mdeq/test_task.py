@@ -1,4 +1,4 @@
-"""MDEQ as a task: presets, training by command, prediction, and what a user is told."""
+"""MDEQ as a task: presets, training by command, prediction and messages."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_training_batches_depend_on_step_and_seed_alone() -> None:
     assert fewer.steps_per_epoch == 2
 
 
-def test_data_that_is_missing_is_told_before_anything_is_made(
+def test_missing_data_is_an_error_before_anything_is_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
