@@ -8,7 +8,8 @@ from typing import Any
 from benchmarks.cases import State
 from benchmarks.probe import Ask
 from torchdeq import fixed_point, mem_gc
-from torchdeq.grad import Backward, Implicit, Phantom, Reversible
+from torchdeq.experimental import Reversible
+from torchdeq.grad import Backward, Implicit, Phantom
 from torchdeq.linear import GMRES, LINEAR, LinearSolver
 from torchdeq.solver import SOLVERS, Anderson, Broyden, FixedPointIter, Solver, SolverStat, StopRule
 from torchdeq.solver import solve as solve_fixed_point

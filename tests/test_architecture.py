@@ -28,6 +28,7 @@ LAYERS = [
     "flags linear loss norm",
     "solver",
     "grad",
+    "experimental",
     "functional compat.functions",
     "compat.backward compat.decorator forward_pass live_options",
     "deq compat.paths compat",

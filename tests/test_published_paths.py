@@ -52,5 +52,7 @@ def test_every_public_name_is_there(package: str) -> None:
 def test_a_former_name_warns_and_gives_the_present_thing() -> None:
     with pytest.warns(DeprecationWarning, match=r"torchdeq\.Solution is now torchdeq\.FixedPoint"):
         assert torchdeq.Solution is torchdeq.FixedPoint
+    with pytest.warns(DeprecationWarning, match=r"Reversible is now torchdeq\.experimental\."):
+        assert torchdeq.Reversible is torchdeq.experimental.Reversible
     with pytest.raises(AttributeError, match="no attribute 'Sollution'"):
         torchdeq.Sollution  # noqa: B018

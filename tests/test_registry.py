@@ -181,7 +181,7 @@ def test_classes_are_at_top_level() -> None:
         assert issubclass(getattr(torchdeq, name), torchdeq.Solver)
     for name in ("GMRES", "BiCGStab", "Neumann"):
         assert issubclass(getattr(torchdeq, name), torchdeq.LinearSolver)
-    for name in ("Implicit", "Phantom", "Reversible"):
+    for name in ("Implicit", "Phantom"):
         assert issubclass(getattr(torchdeq, name), torchdeq.Backward)
     solution = torchdeq.fixed_point(
         torch.cos, torch.zeros(2, 3), solver=torchdeq.Anderson(m=3), stop=StopRule(40, 1e-6),

@@ -1,9 +1,10 @@
 """TorchDEQ: deep equilibrium models in PyTorch."""
 
+import sys
 import warnings
 from typing import Any
 
-from torchdeq import core, utils
+from torchdeq import core, experimental, utils
 from torchdeq.compat import paths as _paths  # noqa: F401  (sets published import paths)
 from torchdeq.compat.functions import get_solver, register_solver, solver_stat_from_final_step
 from torchdeq.config import DEQConfig
@@ -20,7 +21,7 @@ from torchdeq.dropout import (
 )
 from torchdeq.flags import add_deq_args
 from torchdeq.functional import fixed_point
-from torchdeq.grad import Backward, Implicit, Phantom, Reversible, register_backward
+from torchdeq.grad import Backward, Implicit, Phantom, register_backward
 from torchdeq.initial import mixed_init
 from torchdeq.linear import GMRES, BiCGStab, LinearSolver, Neumann, register_linear_solver
 from torchdeq.loss import (
@@ -73,7 +74,6 @@ __all__ = [
     "Neumann",
     "NewtonKrylov",
     "Phantom",
-    "Reversible",
     "SimpleFixedPointIter",
     "Solver",
     "SolverStat",
@@ -89,6 +89,7 @@ __all__ = [
     "add_deq_args",
     "apply_norm",
     "core",
+    "experimental",
     "fixed_point",
     "fp_correction",
     "get_deq",
@@ -116,16 +117,20 @@ __all__ = [
 ]
 
 
-#: Former names, which give the present thing with a `DeprecationWarning`.
-_DEPRECATED = {"Solution": "FixedPoint"}
+#: Former names and where the present ones are; each gives a `DeprecationWarning`.
+_DEPRECATED = {
+    "Reversible": (experimental, "Reversible"),
+    "Solution": (sys.modules[__name__], "FixedPoint"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _DEPRECATED:
-        warnings.warn(
-            f"torchdeq.{name} is now torchdeq.{_DEPRECATED[name]}; the old name goes in 0.4",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return globals()[_DEPRECATED[name]]
-    raise AttributeError(f"module 'torchdeq' has no attribute {name!r}")
+    if name not in _DEPRECATED:
+        raise AttributeError(f"module 'torchdeq' has no attribute {name!r}")
+    module, new = _DEPRECATED[name]
+    warnings.warn(
+        f"torchdeq.{name} is now {module.__name__}.{new}; the old name goes in 0.4",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return getattr(module, new)

@@ -13,7 +13,7 @@ from torchdeq.compat.ignored import CALL_KEYWORDS, ignore_keywords
 from torchdeq.config import DEQConfig, read_config
 from torchdeq.dropout import reset_dropout
 from torchdeq.forward_pass import ForwardPass
-from torchdeq.grad import Writer
+from torchdeq.grad import IteratingBackward, Writer
 from torchdeq.live_options import LiveOptions, whole_budget
 from torchdeq.norm import reset_norm
 from torchdeq.packed import aux_at, without_aux
@@ -179,7 +179,7 @@ class DEQIndexing(_SampledStates):
         steps = self.sampled_steps(budget)
         *earlier, last = call.backwards(len(steps))
         record = list(zip(steps, earlier, strict=False))
-        if record and self.config.backward == "reversible":
+        if record and isinstance(last, IteratingBackward):
             raise ValueError(
                 "a reversible iteration gives its last state only: use core='sliced', or one state"
             )

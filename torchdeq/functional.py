@@ -12,7 +12,7 @@ from torch import Tensor
 from torchdeq._torch import transforms_active
 from torchdeq.coupling import Coupling, check_coupling
 from torchdeq.failures import check_policy, report_failures
-from torchdeq.grad import Backward, Implicit, Reversible
+from torchdeq.grad import Backward, Implicit, IteratingBackward
 from torchdeq.grad.base import NoGraph, with_gradient_of, with_zero_gradient_to
 from torchdeq.grad.capture import rehearse
 from torchdeq.grad.equilibrium import attach_exactly, solve_with_all_inputs
@@ -97,7 +97,7 @@ def _check(
     for item in record:
         if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], Backward)):
             raise TypeError(f"record takes pairs of evaluations and a Backward, got {item!r}")
-        if isinstance(item[1], Reversible):
+        if isinstance(item[1], IteratingBackward):
             raise ValueError("a reversible iteration cannot be attached to a recorded state")
     if record and keep_estimate:
         raise ValueError("keep_estimate returns one state: drop record")
@@ -125,8 +125,8 @@ class _Request:
 
     def attached(self, backward: Backward) -> States:
         """Return differentiable states, the last of them the answer, and the statistics."""
-        if isinstance(backward, Reversible):
-            return self._reversible(backward)
+        if isinstance(backward, IteratingBackward):
+            return self._iterated(backward)
         again = isinstance(backward, Implicit) and backward.higher_order and torch.is_grad_enabled()
         if (again or transforms_active()) and self.compact:
             raise ValueError(
@@ -177,7 +177,7 @@ class _Request:
                 f"compact={self.compact}, coupled={self.f.coupled}"
             )
 
-    def _reversible(self, backward: Reversible) -> States:
+    def _iterated(self, backward: IteratingBackward) -> States:
         """Run an iteration that is its own solver."""
         if self.solver not in (None, FixedPointIter()):
             raise ValueError(

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from torchdeq.experimental import Reversible
 from torchdeq.functional import fixed_point
-from torchdeq.grad import Implicit, Reversible, make_adjoint_solver
+from torchdeq.grad import Implicit, make_adjoint_solver
 from torchdeq.linear import LINEAR
 from torchdeq.solver import SOLVERS, FixedPointIter, StopRule
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from torchdeq.experimental import Reversible
 from torchdeq.functional import fixed_point
-from torchdeq.grad import Implicit, Reversible, make_adjoint_solver
+from torchdeq.grad import Implicit, make_adjoint_solver
 from torchdeq.solver import Anderson, StopRule
 
 DOUBLE = torch.float64

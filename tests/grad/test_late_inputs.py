@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp
 
 from tests.grad.references import DOUBLE, Map, close, implicit, looped, normal, solved
-from torchdeq.grad import Reversible
+from torchdeq.experimental import Reversible
 
 #: From zero the first call is near; the fixed point, where every entry exceeds 1, is far.
 Routed = Callable[[Tensor, Tensor, Tensor], Map]

@@ -27,8 +27,9 @@ from tests.properties.grammar import (
     unroll,
 )
 from tests.properties.pieces import B, D, Draw
+from torchdeq.experimental import Reversible
 from torchdeq.functional import fixed_point
-from torchdeq.grad import Implicit, Phantom, Reversible, make_adjoint_solver
+from torchdeq.grad import Implicit, Phantom, make_adjoint_solver
 from torchdeq.solver import Anderson, ConvergenceWarning, Coupling, FixedPointIter, StopRule
 
 Params = dict[str, Tensor]

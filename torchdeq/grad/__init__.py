@@ -2,11 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from torchdeq.grad.base import BACKWARDS, Backward, register_backward
+from torchdeq.grad.base import BACKWARDS, Backward, IteratingBackward, register_backward
 from torchdeq.grad.factory import Writer, make_adjoint_solver, make_backwards
 from torchdeq.grad.implicit import Implicit
 from torchdeq.grad.phantom import Phantom
-from torchdeq.grad.reversible import Reversible
 
 if TYPE_CHECKING:  # a published name, which torchdeq.compat.paths sets
     from torchdeq.compat.backward import backward_factory
@@ -17,8 +16,8 @@ __all__ = [
     "BACKWARDS",
     "Backward",
     "Implicit",
+    "IteratingBackward",
     "Phantom",
-    "Reversible",
     "Writer",
     "backward_factory",
     "make_adjoint_solver",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from torchdeq.packed import PackedFn
 from torchdeq.registry import Registry
+from torchdeq.stats import SolverStat
+from torchdeq.stopping import StopRule
 
 
 class NoGraph(RuntimeError):
@@ -25,6 +29,12 @@ class NoGraph(RuntimeError):
 class Backward(ABC):
     """A method of differentiation. Subclasses are frozen dataclasses; fields are options."""
 
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Self:
+        """Return the method with the options of a DEQ that are fields of its own."""
+        names = [f.name for f in fields(cls) if f.name in options]  # type: ignore[arg-type]
+        return cls(**{name: options[name] for name in names})
+
     @abstractmethod
     def attach(self, f: PackedFn, z: Tensor) -> list[list[Tensor]]:
         """Return differentiable states that start from a solved one; the last is the answer.
@@ -37,6 +47,18 @@ class Backward(ABC):
             A list of states, each a list of the tensors of the state. Under `no_grad` the values
             are the same and there is no graph.
         """
+
+
+class IteratingBackward(Backward):
+    """A method of differentiation that runs an iteration of its own in the place of a solve."""
+
+    @abstractmethod
+    def run(self, f: PackedFn, z0: Tensor, stop: StopRule) -> tuple[list[list[Tensor]], SolverStat]:
+        """Iterate from `z0`, packed as (B, D); return the differentiable states and statistics."""
+
+    def attach(self, f: PackedFn, z: Tensor) -> list[list[Tensor]]:
+        """Return the states after a single evaluation; use `run` for the whole iteration."""
+        return self.run(f, z, StopRule(1))[0]
 
 
 BACKWARDS: Registry[type[Backward]] = Registry("backward")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any
 
 from torchdeq.config import DEQConfig
 from torchdeq.grad.base import BACKWARDS, Backward
 from torchdeq.grad.implicit import Implicit
 from torchdeq.grad.phantom import Phantom
-from torchdeq.grad.reversible import Reversible
 from torchdeq.linear import LINEAR, LinearSolver
 from torchdeq.registry import UnknownName, build, suggest
 from torchdeq.solver import SOLVERS, Solver, make_solver
@@ -72,9 +70,4 @@ def _last_backward(
         )
     if config.backward in ("auto", "phantom"):
         return phantom
-    if config.backward == "reversible":
-        # The default of the option, tau = 1, cannot be reversed.
-        return Reversible() if config.tau == 1 else Reversible(tau=config.tau)
-    kind = BACKWARDS[config.backward]
-    options = {**vars(config), "grad": steps}
-    return kind(**{f.name: options[f.name] for f in fields(kind) if f.name in options})  # type: ignore[arg-type]
+    return BACKWARDS[config.backward].from_options({**vars(config), "grad": steps})

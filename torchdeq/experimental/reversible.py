@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from torchdeq import _torch
 from torchdeq.callers import stack_level
+from torchdeq.experimental.double_double import PlainNumber, PreciseNumber, most_precise
+from torchdeq.experimental.recorded_calls import RecordedCalls
 from torchdeq.failures import ConvergenceWarning
-from torchdeq.grad.base import BACKWARDS, Backward, NoGraph
-from torchdeq.grad.double_double import PlainNumber, PreciseNumber, most_precise
-from torchdeq.grad.recorded_calls import RecordedCalls
+from torchdeq.grad.base import BACKWARDS, IteratingBackward, NoGraph
 from torchdeq.numbers import small_dtype
 from torchdeq.packed import PackedFn
 from torchdeq.stats import SolverStat
@@ -25,7 +25,7 @@ from torchdeq.stopping import StopRule
 
 @BACKWARDS.register("reversible")
 @dataclass(frozen=True, kw_only=True)
-class Reversible(Backward):
+class Reversible(IteratingBackward):
     r"""Gradient of a reversible iteration (McCallum et al., 2025).
 
     The published method updates two coupled states in turn. Here they are one sequence:
@@ -59,9 +59,10 @@ class Reversible(Backward):
                 "drops the older state and cannot be reversed"
             )
 
-    def attach(self, f: PackedFn, z: Tensor) -> list[list[Tensor]]:
-        """Return the state after a single step; use `run` for the whole iteration."""
-        return self.run(f, z, StopRule(1))[0]
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Self:
+        # The default of the option, tau = 1, cannot be reversed.
+        return cls() if options["tau"] == 1 else cls(tau=options["tau"])
 
     def run(self, f: PackedFn, z0: Tensor, stop: StopRule) -> tuple[list[list[Tensor]], SolverStat]:
         """Iterate from `z0` for `stop.max_iter` evaluations; return the state and statistics."""

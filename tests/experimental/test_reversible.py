@@ -13,9 +13,10 @@ from torch.autograd import gradcheck
 
 from tests import problems
 from tests.grad.references import saved_bytes
+from torchdeq.experimental import Reversible
+from torchdeq.experimental.double_double import DoubleDouble
 from torchdeq.functional import fixed_point
-from torchdeq.grad import Phantom, Reversible
-from torchdeq.grad.double_double import DoubleDouble
+from torchdeq.grad import Phantom
 from torchdeq.memory import mem_gc
 from torchdeq.solver import Anderson, ConvergenceWarning, FixedPointIter, StopRule
 
