@@ -133,3 +133,21 @@ def test_every_row_is_right_relative_to_its_own_cotangent(name: str, higher_orde
     error = (got.double() - expected)[:5].norm(dim=1) / expected[:5].norm(dim=1)
     assert (error < 1e-3).all(), error
     assert not got[5].any()
+
+
+@every_adjoint
+def test_a_sample_without_a_cotangent_is_solved_beside_one_that_is_not_finite(name: str) -> None:
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    written = list[Any]()
+    backward = Implicit(
+        solver=make_adjoint_solver(name, {}), writer=written.append, on_failure="ignore"
+    )
+    z = fixed_point(lambda z: torch.tanh(0.5 * z + x), torch.zeros_like(x), backward=backward).z
+    g = torch.ones_like(z)
+    g[0], g[1] = 0.0, torch.nan
+    (grad,) = torch.autograd.grad(z, x, g)
+    assert torch.equal(grad[0], torch.zeros_like(grad[0]))
+    assert grad[1].isnan().all()
+    assert [Status(code).name for code in written[0].status.tolist()] == [
+        "CONVERGED", "NONFINITE", "CONVERGED",
+    ]  # fmt: skip
