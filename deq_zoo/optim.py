@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import cos, inf, pi
+from math import cos, pi
 
 import torch
 from torch import nn
+
+from deq_zoo.checks import check_fields
 
 
 class Schedule(ABC):
@@ -73,9 +75,8 @@ class Optim(ABC):
     schedule: Schedule
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, float) and not 0 <= value < inf:
-                raise ValueError(f"{name} must be finite and at least 0, got {value}")
+        numbers = [name for name, value in vars(self).items() if isinstance(value, float)]
+        check_fields(self, 0, *numbers, finite=True)
         betas = getattr(self, "betas", (0.0, 0.0))
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")

@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+from deq_zoo.checks import check_fields
 from deq_zoo.errors import ZooError
 from deq_zoo.optim import Adam, Optim
 from deq_zoo.task import Task
@@ -73,12 +74,8 @@ class Preset:
             raise ValueError(
                 f"give either steps or epochs, got steps={self.steps} and epochs={self.epochs}"
             )
-        for name in ("accumulate", "log_every", "save_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("steps", "epochs", "eval_every", "clip", "clip_value"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        check_fields(self, 1, "accumulate", "log_every", "save_every")
+        check_fields(self, 0, "steps", "epochs", "eval_every", "clip", "clip_value")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be a number from 0 to 2**32 - 1, got {self.seed}")
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from deq_zoo.checks import check_fields
 from deq_zoo.diffusion.chain import ParallelChain, precision
 from torchdeq import StopRule, solve
 from torchdeq.solver import make_solver
@@ -39,10 +40,7 @@ class Adjoint:
     max_iter: int = 0
 
     def __post_init__(self) -> None:
-        if self.window < 0 or self.max_iter < 0:
-            raise ValueError(
-                f"window and max_iter must be at least 0, got {self.window} and {self.max_iter}"
-            )
+        check_fields(self, 0, "window", "max_iter")
 
     def states(self, chain: ParallelChain, inputs: Tensor, h: Tensor) -> tuple[Tensor, Work]:
         """The adjoint of every state, initial noise first: (B, T + 1, C, H, W).

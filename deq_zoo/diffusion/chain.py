@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from deq_zoo.checks import check_at_least
 from deq_zoo.diffusion.steps import Steps
 from torchdeq.registry import suggest
 
@@ -56,8 +57,7 @@ class ParallelChain:
     ) -> None:
         if scope not in SCOPES:
             raise ValueError(f"unknown scope {scope!r}{suggest(scope, SCOPES)}")
-        if chunk < 1:
-            raise ValueError(f"chunk, the network's largest batch, must be at least 1, got {chunk}")
+        check_at_least(1, chunk=chunk)
         self.unet, self.scope, self.chunk = unet, scope, chunk
         self.steps = Steps.of(scheduler, timesteps, eta)
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from deq_zoo.checks import check_at_least
 from deq_zoo.diffusion.adjoint import Adjoint, Work
 from deq_zoo.diffusion.chain import ParallelChain
 from deq_zoo.diffusion.sampling import parallel_sample
@@ -97,8 +98,7 @@ def invert(
     """
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}{suggest(method, METHODS)}")
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
+    check_at_least(1, steps=steps)
     if not bool(images.isfinite().all()):
         raise ValueError("images must be finite, in [-1, 1]: some values are NaN or infinite")
     want = (len(images), len(chain), *images.shape[1:])
@@ -229,8 +229,7 @@ def interpolate(a: Tensor, b: Tensor, n: int) -> Tensor:
         b: the last.
         n: how many, both ends included.
     """
-    if n < 2:
-        raise ValueError(f"both ends are among the noises: n must be at least 2, got {n}")
+    check_at_least(2, n=n)  # both ends are among the noises
     if a.shape != b.shape or a.dim() < 3:
         raise ValueError(
             f"both noises must be (..., C, H, W), got {tuple(a.shape)} and {tuple(b.shape)}"

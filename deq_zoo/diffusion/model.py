@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from deq_zoo.checks import check_fields
 from deq_zoo.diffusion.package import diffusers
 
 
@@ -35,9 +36,7 @@ class UNetConfig:
     groups: int = 32
 
     def __post_init__(self) -> None:
-        for name in ("size", "channels", "blocks", "groups"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_fields(self, 1, "size", "channels", "blocks", "groups")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}")
         if not self.widths or any(width < 1 or width % self.groups for width in self.widths):

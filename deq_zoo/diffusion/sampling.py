@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deq_zoo.checks import check_at_least
 from deq_zoo.diffusion.adjoint import Adjoint, Work, attach
 from deq_zoo.diffusion.chain import ParallelChain
 from torchdeq import SolverStat, Status, StopRule, solve
@@ -76,8 +77,7 @@ def parallel_sample(
         progress: called after each round.
     """
     chain.check(z0, noise)
-    if window < 0 or burst < 0:
-        raise ValueError(f"window and burst must be at least 0, got {window} and {burst}")
+    check_at_least(0, window=window, burst=burst)
     if on_failure not in POLICIES:
         raise ValueError(f"unknown failure policy {on_failure!r}{suggest(on_failure, POLICIES)}")
     rule = make_solver(solver, {}) if isinstance(solver, str) else solver

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from deq_zoo.checks import check_fields
 from deq_zoo.diffusion import data as sets
 from deq_zoo.diffusion.adjoint import Adjoint
 from deq_zoo.diffusion.chain import ParallelChain
@@ -82,12 +83,8 @@ class Denoise(Task):
     limit: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("batch", "noise_levels"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("limit", "eval_images", "previews"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        check_fields(self, 1, "batch", "noise_levels")
+        check_fields(self, 0, "limit", "eval_images", "previews")
         if self.chain.steps > self.noise_levels:
             raise ValueError(
                 f"a chain has at most noise_levels={self.noise_levels} steps, got "

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from deq_zoo.checks import check_fields
 from deq_zoo.errors import ZooError
 from deq_zoo.flow.augment import Augment, Pair, with_noise
 from deq_zoo.flow.colours import Example, gallery
@@ -72,9 +73,7 @@ class FlowTask(Task):
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("batch", "eval_batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_fields(self, 1, "batch", "eval_batch")
         if min(self.crop) < 64 or any(side % 8 for side in self.crop):
             raise ValueError(f"crop takes two multiples of 8 from 64 on, got {self.crop}")
         if not 0 <= self.noise <= 255:
@@ -191,13 +190,10 @@ class WarpTask(FlowTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.near <= 1 or self.near_error < 0:
-            raise ValueError(
-                "near is a share of pairs, from 0 to 1, and near_error at least 0 pixels, got "
-                f"{self.near} and {self.near_error}"
-            )
-        if self.eval_pairs < 1:
-            raise ValueError(f"eval_pairs must be at least 1, got {self.eval_pairs}")
+        if not 0 <= self.near <= 1:
+            raise ValueError(f"near is a share of pairs, from 0 to 1, got {self.near}")
+        check_fields(self, 0, "near_error")
+        check_fields(self, 1, "eval_pairs")
         if self.data_dir is not None:
             raise ZooError("warps are made from photographs of packages: drop --data-dir")
 

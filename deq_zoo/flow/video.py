@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from deq_zoo.checks import check_at_least
 from deq_zoo.errors import DataError, ZooError
 from deq_zoo.flow.layers import Injection, pixel_grid
 from deq_zoo.flow.model import STRIDE, DEQFlow, Side, State
@@ -89,10 +90,7 @@ class FlowStream:
         cut: float = 50.0,
         pad: Side = "both",
     ) -> None:
-        if tolerance < 0 or max_iter < 0:
-            raise ValueError(
-                f"tolerance and max_iter must be at least 0, got {tolerance} and {max_iter}"
-            )
+        check_at_least(0, tolerance=tolerance, max_iter=max_iter)
         self.model, self.reuse, self.cut, self.pad = model, reuse, cut, pad
         self.tolerance, self.max_iter = tolerance, max_iter or model.deq.eval_f_max_iter
         self.reset()

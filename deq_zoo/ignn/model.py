@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deq_zoo.checks import check_fields
 from deq_zoo.ignn.graph import as_graphs
 from deq_zoo.ignn.layers import ImplicitGraph, Init, Start
 from torchdeq import DEQConfig, SolverStat
@@ -39,8 +40,7 @@ class IGNNConfig:
     init: Init = "uniform"
 
     def __post_init__(self) -> None:
-        if self.width < 1:
-            raise ValueError(f"width must be at least 1, got {self.width}")
+        check_fields(self, 1, "width")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}")
 

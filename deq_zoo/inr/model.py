@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from deq_zoo.checks import check_fields
 from deq_zoo.inr.layers import FILTERS, Filter, FilteredMap, Injection
 from torchdeq import DEQConfig, SolverStat, apply_norm, get_deq, reset_norm
 from torchdeq.registry import suggest
@@ -44,9 +45,7 @@ class FieldConfig:
             value = getattr(self, name)
             if value not in known:
                 raise ValueError(f"unknown {name} {value!r}{suggest(value, known)}")
-        for name in ("width", "layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_fields(self, 1, "width", "layers")
         for name in ("input_scale", "alpha"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from deq_zoo.checks import check_fields
 from deq_zoo.errors import DataError
 from deq_zoo.inr.blocks import block_size, mean_of, summed
 from deq_zoo.inr.convert import from_authors
@@ -75,11 +76,8 @@ class FitSignal(Task):
     eval_frames: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("index", "side", "length", "batch", "points_at_once", "eval_frames"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        if self.shrink < 1:
-            raise ValueError(f"shrink must be at least 1, got {self.shrink}")
+        check_fields(self, 0, "index", "side", "length", "batch", "points_at_once", "eval_frames")
+        check_fields(self, 1, "shrink")
         if self.channels not in (1, 3):
             raise ValueError(f"channels must be 1 or 3, got {self.channels}")
         if self.deq.jac_loss_weight:

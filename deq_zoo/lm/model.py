@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from deq_zoo.checks import check_fields
 from deq_zoo.lm.adaptive import AdaptiveVocabulary
 from deq_zoo.lm.attention import Context, causal_mask, sinusoids
 from deq_zoo.lm.layers import LeakyStack, PostNormBlock, PreNormBlock, Stack
@@ -69,12 +70,8 @@ class LMConfig:
     recompute: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "width", "heads", "inner", "blocks", "shrink"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("embed", "window"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        check_fields(self, 1, "tokens", "width", "heads", "inner", "blocks", "shrink")
+        check_fields(self, 0, "embed", "window")
         if self.width % 2 or self.width % self.heads:
             raise ValueError(
                 f"width must be even and a multiple of heads, got {self.width} and {self.heads}"

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from deq_zoo.checks import check_fields
 from deq_zoo.errors import DataError, ZooError
 from deq_zoo.lm import data as corpora
 from deq_zoo.lm.convert import from_authors
@@ -92,12 +93,8 @@ class LanguageTask(Task):
     ahead: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("batch", "length", "memory", "eval_batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("pieces", "eval_memory", "eval_limit", "consistency", "ahead"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        check_fields(self, 1, "batch", "length", "memory", "eval_batch")
+        check_fields(self, 0, "pieces", "eval_memory", "eval_limit", "consistency", "ahead")
         deq = self.deq
         if deq.n_states > 1 or deq.indexing or deq.sup_gap > 0 or deq.sup_loc:
             raise ValueError(

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deq_zoo.checks import check_fields
 from deq_zoo.mdeq.layers import Bottleneck, MultiscaleMap, Pyramid, conv1x1, conv3x3, half, normed
 from torchdeq import DEQConfig, SolverStat, apply_norm, get_deq, reset_norm
 from torchdeq.registry import suggest
@@ -78,9 +79,7 @@ class MDEQConfig:
             )
         if self.downsample_times not in (0, 1, 2):
             raise ValueError(f"downsample_times must be 0, 1 or 2, got {self.downsample_times}")
-        for name in ("expansion", "in_channels", "classes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_fields(self, 1, "expansion", "in_channels", "classes")
         for scope in self.norm_scope:
             if scope not in NORM_SCOPES:
                 raise ValueError(f"unknown norm_scope {scope!r}{suggest(scope, NORM_SCOPES)}")

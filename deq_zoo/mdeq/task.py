@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torchmetrics.functional.classification import multiclass_accuracy
 
+from deq_zoo.checks import check_fields
 from deq_zoo.errors import DataError
 from deq_zoo.images.cifar import CIFAR10_CHANNELS, CIFAR10_CLASSES, cifar10
 from deq_zoo.images.files import read_image
@@ -80,12 +81,8 @@ class ClassifyImages(Task):
     channels_last: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("batch", "eval_batch", "size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("crop", "limit"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        check_fields(self, 1, "batch", "eval_batch", "size")
+        check_fields(self, 0, "crop", "limit")
         if self.deq.jac_loss_weight:
             raise ValueError("MDEQ is trained without a Jacobian loss: drop jac_loss_weight")
 
