@@ -225,7 +225,8 @@ def _open(args: argparse.Namespace) -> tuple[Any, Preset, Any]:
 
 
 def _evaluate(args: argparse.Namespace) -> None:
-    from deq_zoo.evaluate import evaluate, load_weights
+    from deq_zoo.evaluate import evaluate
+    from deq_zoo.weights import load_weights
 
     model, preset, device = _open(args)
     changed = _with_changes(preset, args)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from deq_zoo.checkpoint import Checkpoint
 from deq_zoo.errors import CheckpointError
-from deq_zoo.evaluate import load_weights
 from deq_zoo.preset import Preset
 from deq_zoo.values import to_data
+from deq_zoo.weights import load_weights
 
 
 def convert_file(source: Path, preset: Preset, name: str, out: Path) -> int:

@@ -24,13 +24,14 @@ from torch.utils._pytree import tree_map
 
 from deq_zoo.checkpoint import Checkpoint, random_state, restore_random_state
 from deq_zoo.errors import ZooError
-from deq_zoo.evaluate import evaluate, load_weights
+from deq_zoo.evaluate import evaluate
 from deq_zoo.preset import Preset
 from deq_zoo.progress import Display, make_display
 from deq_zoo.record import SolverRecord
 from deq_zoo.run import Run
 from deq_zoo.task import Batch, Evaluation, Loss, Shard, Task
 from deq_zoo.values import to_data
+from deq_zoo.weights import load_weights
 
 
 @dataclass

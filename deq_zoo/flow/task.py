@@ -86,7 +86,8 @@ class FlowTask(Task):
 
     def begin(self, model: nn.Module) -> None:
         if self.start_from is not None:
-            from deq_zoo.evaluate import load_weights, open_model
+            from deq_zoo.evaluate import open_model
+            from deq_zoo.weights import load_weights
 
             earlier, _ = open_model(Path(self.start_from))
             load_weights(model, earlier.state_dict(), self.start_from)
