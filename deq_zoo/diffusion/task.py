@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from deq_zoo.checks import check_fields
+from deq_zoo.data_dir import data_folder
 from deq_zoo.diffusion import data as sets
 from deq_zoo.diffusion.adjoint import Adjoint
 from deq_zoo.diffusion.chain import ParallelChain
@@ -111,11 +112,7 @@ class Denoise(Task):
             return sets.blobs(split, size, channels)
         if self.data == "digits":
             return sets.digits(split)
-        if self.data_dir is None:
-            raise DataError(
-                f"{self.data} is read from disk: say where it is with --data-dir FOLDER"
-            )
-        root = Path(self.data_dir)
+        root = data_folder(self.data_dir, self.data)
         if self.data == "cifar10":
             return sets.cifar10(root, split)
         box = sets.CELEBA_BOX if self.data == "celeba" else None

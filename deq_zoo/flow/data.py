@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from deq_zoo.data_dir import data_folder
 from deq_zoo.errors import DataError
 from deq_zoo.flow import datasets
 from deq_zoo.flow.augment import Augment, Pair
@@ -113,9 +114,8 @@ def in_batches(pairs: Sequence[Pair] | FlowSet, size: int) -> Iterator[list[Pair
 def _finder(data_dir: str | None) -> Callable[[str], Path]:
     def at(name: str) -> Path:
         folder = _FOLDERS[name]
-        if data_dir is None:
-            raise DataError(f"{folder} is read from disk: say with --data-dir FOLDER where it lies")
-        for place in (Path(data_dir) / folder, Path(data_dir)):
+        root = data_folder(data_dir, folder)
+        for place in (root / folder, root):
             if place.name == folder and place.is_dir():
                 return place
         raise DataError(

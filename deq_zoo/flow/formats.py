@@ -16,8 +16,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from deq_zoo.errors import DataError, ZooError
+from deq_zoo.errors import DataError
 from deq_zoo.images.files import open_image
+from deq_zoo.packages import optional
 from deq_zoo.run import write_atomically
 
 _MAGIC = 202021.25  # the bytes "PIEH"
@@ -86,10 +87,7 @@ def write_kitti(path: str | Path, flow: Tensor, valid: Tensor | None = None) -> 
 
 def read_png16(path: str | Path) -> Tensor:
     """A PNG of 16 bits a channel as (3, H, W), 32-bit integers; Pillow would halve the bits."""
-    try:
-        import av
-    except ModuleNotFoundError:
-        raise ZooError("16-bit PNGs are read with PyAV: pip install 'torchdeq[video]'") from None
+    av = optional("av", "video", "16-bit PNGs")
     _bytes(path)
     try:
         with av.open(str(path)) as file:

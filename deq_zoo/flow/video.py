@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from deq_zoo.checks import check_at_least
-from deq_zoo.errors import DataError, ZooError
 from deq_zoo.flow.layers import Injection, pixel_grid
 from deq_zoo.flow.model import STRIDE, DEQFlow, Side, State
+from deq_zoo.images.videos import read_video
 from torchdeq import StopRule, solve
 from torchdeq.solver import FixedPointIter
 
@@ -145,15 +145,6 @@ class FlowStream:
 
 
 def read_frames(path: str | Path) -> Generator[Tensor, None, None]:
-    """The frames (1, 3, H, W) of a video file, as bytes."""
-    try:
-        import av
-    except ModuleNotFoundError:
-        raise ZooError("videos are read with PyAV: pip install 'torchdeq[video]'") from None
-    try:
-        with av.open(str(path)) as file:
-            for frame in file.decode(video=0):
-                pixels = torch.from_numpy(frame.to_ndarray(format="rgb24"))
-                yield pixels.permute(2, 0, 1)[None].contiguous()
-    except (av.error.FFmpegError, IndexError) as error:
-        raise DataError(f"cannot read {path} as a video: {error}") from None
+    """Yield the frames (1, 3, H, W) of a video file, as bytes."""
+    for frame in read_video(path):
+        yield frame.pixels.permute(2, 0, 1)[None].contiguous()

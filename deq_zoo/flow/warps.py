@@ -21,6 +21,8 @@ from deq_zoo.errors import ZooError
 from deq_zoo.flow.augment import Pair
 from deq_zoo.flow.layers import pixel_grid
 from deq_zoo.flow.model import STRIDE
+from deq_zoo.images import photographs
+from deq_zoo.packages import optional
 from deq_zoo.task import generator
 
 TRAINING = ("astronaut", "rocket", "immunohistochemistry", "china", "camera", "gravel", "coins")
@@ -29,17 +31,8 @@ HELD_OUT = ("coffee", "chelsea", "flower")
 
 @cache
 def photograph(name: str) -> Tensor:
-    """(3, H, W) of bytes; some are grey."""
-    if name in ("china", "flower"):
-        from sklearn.datasets import load_sample_image
-
-        array = load_sample_image(f"{name}.jpg")
-    else:
-        from skimage import data
-
-        array = getattr(data, name)()
-    pixels = torch.tensor(array)
-    return pixels.permute(2, 0, 1).contiguous() if pixels.dim() == 3 else pixels.expand(3, -1, -1)
+    """Return the pixels (3, H, W) of a photograph, as bytes; some photographs are grey."""
+    return photographs.photograph(name).permute(2, 0, 1).contiguous().expand(3, -1, -1)
 
 
 @dataclass(frozen=True)
@@ -153,9 +146,7 @@ def motorcycle(half: bool = False) -> Pair:
     Args:
         half: at half the size, where the largest flow is 30 pixels.
     """
-    from skimage import data
-
-    left, right, disparity = data.stereo_motorcycle()  # type: ignore[no-untyped-call]
+    left, right, disparity = optional("skimage.data", "flow", "stereo pairs").stereo_motorcycle()
     known = torch.tensor(disparity).isfinite()
     d = torch.where(known, torch.tensor(disparity), 0).float()
     flow = torch.stack((-d, torch.zeros_like(d)))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from deq_zoo.data_dir import data_folder
 from deq_zoo.errors import DataError
 
 
@@ -145,12 +146,9 @@ def taking_apart(path: Path) -> Iterator[None]:
 
 def find_file(root: str | Path | None, names: tuple[str, ...], hint: str) -> Path:
     """The first file of one of these names in a folder or below."""
-    if root is None:
-        raise DataError(f"--data-dir must name the folder with {hint}")
-    if not Path(root).is_dir():
-        raise DataError(f"there is no folder {root}; it should hold {hint}")
+    folder = data_folder(root, "this set", hint)
     for name in names:
-        for path in sorted(Path(root).rglob(name)):
+        for path in sorted(folder.rglob(name)):
             return path
     raise DataError(f"{root} does not hold the data: put there {hint}")
 

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deq_zoo.errors import DataError, ZooError
+from deq_zoo.data_dir import data_folder
+from deq_zoo.errors import DataError
+from deq_zoo.images.photographs import photograph
 from deq_zoo.inr.readers import AUDIO, IMAGES, VIDEOS, kind_of, read_signal
 from deq_zoo.inr.signal import Kind, Signal
 
@@ -58,8 +60,8 @@ def open_signal(
     if source == "ripples":
         return Signal("image", ripples(channels))
     if source in PHOTOS:
-        return Signal("image", in_channels(_photo(source), channels))
-    root = _folder(source, data_dir)
+        return Signal("image", in_channels(photograph(source), channels))
+    root = data_folder(data_dir, source)
     if source == "celeba":
         return Signal("image", in_channels(_face(root, index), channels))
     archive = root / _ARCHIVES.get(source, "")
@@ -127,17 +129,6 @@ def _shrunk(values: Tensor, times: int) -> Tensor:
     return mean if values.is_floating_point() else mean.round().byte()
 
 
-def _photo(name: str) -> Tensor:
-    try:
-        from skimage import data
-    except ImportError:
-        raise ZooError(
-            f"the photograph {name} comes with scikit-image: pip install 'torchdeq[zoo]'"
-        ) from None
-    pixels: Any = getattr(data, name)()
-    return torch.from_numpy(np.array(pixels)).view(*pixels.shape[:2], -1)
-
-
 def in_channels(pixels: Tensor, channels: int) -> Tensor:
     """Grey as three equal channels, colours as their mean."""
     if pixels.shape[-1] == channels:
@@ -146,15 +137,6 @@ def in_channels(pixels: Tensor, channels: int) -> Tensor:
         return pixels.repeat(*[1] * (pixels.dim() - 1), channels)
     mean = pixels.float().mean(-1, keepdim=True)
     return (mean if pixels.is_floating_point() else mean.round().byte()).repeat(1, 1, channels)
-
-
-def _folder(source: str, data_dir: str | None) -> Path:
-    if data_dir is None:
-        raise DataError(f"{source} is read from disk: say where it is with --data-dir FOLDER")
-    root = Path(data_dir)
-    if not root.is_dir():
-        raise DataError(f"there is no folder {root}")
-    return root
 
 
 def _archived(path: Path, index: int) -> Tensor:

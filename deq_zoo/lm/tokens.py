@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from deq_zoo.errors import DataError, ZooError
+from deq_zoo.packages import optional
 
 EOS, UNKNOWN = "<eos>", "<unk>"
 
@@ -176,13 +177,7 @@ class Pieces(Tokenizer):
 
 
 def _tokenizers() -> Any:
-    try:
-        import tokenizers
-    except ModuleNotFoundError:
-        raise ZooError(
-            "byte-pair encoding needs the package tokenizers: pip install 'torchdeq[zoo]'"
-        ) from None
-    return tokenizers
+    return optional("tokenizers", "lm", "byte pairs")
 
 
 _KINDS: dict[str, type[Tokenizer]] = {kind.kind: kind for kind in (Words, Bytes, Pieces)}

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torchmetrics.functional.classification import multiclass_accuracy
 
 from deq_zoo.checks import check_fields
-from deq_zoo.errors import DataError
+from deq_zoo.data_dir import data_folder
 from deq_zoo.images.cifar import CIFAR10_CHANNELS, CIFAR10_CLASSES, cifar10
 from deq_zoo.images.files import read_image
 from deq_zoo.images.labelled import IMAGENET_CHANNELS, Channels, ImageFolder, Images
@@ -99,13 +99,10 @@ class ClassifyImages(Task):
             return mnist_digits(split)
         if self.data == "noise":
             return _noise(split, self.net)
-        if self.data_dir is None:
-            raise DataError(
-                f"{self.data} is read from disk: say where it is with --data-dir FOLDER"
-            )
+        root = data_folder(self.data_dir, self.data)
         if self.data == "cifar10":
-            return cifar10(self.data_dir, split)
-        return ImageFolder(Path(self.data_dir) / ("train" if split == "train" else "val"))
+            return cifar10(root, split)
+        return ImageFolder(root / ("train" if split == "train" else "val"))
 
     @cached_property
     def _train_size(self) -> int:

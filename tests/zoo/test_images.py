@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from deq_zoo.errors import DataError
+from deq_zoo.errors import DataError, MissingPackage
 from deq_zoo.images.cifar import CIFAR10_CLASSES, cifar10, read_batch
 from deq_zoo.images.labelled import ImageFolder, stratified
 from deq_zoo.images.mnist import digits_table, mnist_digits
@@ -264,7 +264,7 @@ def test_digits_are_those_of_mlxtends_own_reader() -> None:
 
 def test_digits_without_their_package_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(DataError, match=r"pip install 'torchdeq\[zoo\]'"):
+    with pytest.raises(MissingPackage, match=r"pip install 'torchdeq\[mdeq\]'"):
         mnist_digits()
     with pytest.raises(ValueError, match="unknown split"):
         mnist_digits("valid")
