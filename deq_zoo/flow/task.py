@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from deq_zoo.checks import check_fields
 from deq_zoo.errors import ZooError
 from deq_zoo.flow.augment import Augment, Pair, with_noise
-from deq_zoo.flow.colours import Example, gallery
 from deq_zoo.flow.convert import from_authors
 from deq_zoo.flow.data import JUDGES, Mixture, Stage, held_out, in_batches, training_data
 from deq_zoo.flow.datasets import FlowSet
@@ -139,6 +138,8 @@ class FlowTask(Task):
         return Evaluation(metrics, record)
 
     def pictures(self, model: nn.Module, device: torch.device) -> list[Picture]:
+        from deq_zoo.flow.pictures import Example, gallery
+
         examples: list[Example] = []
         for name, pairs in self.judges().items():
             pad = "bottom" if _kind(pairs)[0] else "both"

@@ -16,9 +16,10 @@ from deq_zoo.ignn import readers
 from deq_zoo.ignn.data import GraphSet, random_graphs
 from deq_zoo.ignn.download import download
 from deq_zoo.ignn.graph import Graphs
-from deq_zoo.ignn.metrics import accuracy, f1_scores
+from deq_zoo.ignn.metrics import f1_scores
 from deq_zoo.ignn.model import GraphIGNN, IGNNConfig, Output, SkipIGNN
 from deq_zoo.ignn.task import PLAIN, IGNNTask, hardest, node_loss
+from deq_zoo.metrics import accuracy
 from deq_zoo.record import SolverRecord
 from deq_zoo.task import (
     WHOLE,

@@ -18,8 +18,9 @@ from deq_zoo.ignn.convert import from_authors
 from deq_zoo.ignn.data import NodeSet, chains
 from deq_zoo.ignn.download import download
 from deq_zoo.ignn.graph import Graphs
-from deq_zoo.ignn.metrics import accuracy, f1_scores, oracle_labels
+from deq_zoo.ignn.metrics import f1_scores, oracle_labels
 from deq_zoo.ignn.model import IGNNConfig, NodeIGNN, Output
+from deq_zoo.metrics import accuracy
 from deq_zoo.record import SolverRecord
 from deq_zoo.task import WHOLE, Evaluation, Loss, Picture, Score, Shard, Task
 from torchdeq import DEQConfig, SolverStat
