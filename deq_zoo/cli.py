@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from deq_zoo.errors import ZooError
+from deq_zoo.packages import install, missing
 from deq_zoo.preset import FAMILIES, PRESETS, Preset, find_preset, load_presets
 from torchdeq import add_deq_args
 
-_NEEDS = "needs packages of the zoo: pip install 'torchdeq[zoo]'"
+_NEEDS = f"needs packages of the zoo: {install('zoo')}, or the extra of one family"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -129,10 +130,13 @@ def _list(args: argparse.Namespace) -> None:
     if args.family is not None and args.family not in FAMILIES:
         raise ZooError(f"unknown family {args.family!r}; known: {', '.join(FAMILIES)}")
     load_presets(args.family)
+    lacking = {family for family in FAMILIES if missing(family)}
     for name in sorted(PRESETS):
-        if args.family in (None, name.partition("-")[0]):
-            told = (PRESETS[name].__doc__ or "").strip().split("\n")[0]
-            print(f"{name:24} {told}")
+        family = name.partition("-")[0]
+        if args.family in (None, family):
+            summary = (PRESETS[name].__doc__ or "").strip().split("\n")[0]
+            mark = f" (not installed: torchdeq[{family}])" if family in lacking else ""
+            print(f"{name:24} {summary}{mark}")
 
 
 def _info(args: argparse.Namespace) -> None:

@@ -25,8 +25,13 @@ FAMILY = {
 
 
 def missing(family: str) -> list[str]:
-    """Return the modules that a family needs and that are not installed."""
-    return [name for name in (*FRAME, *FAMILY.get(family, ())) if find_spec(name) is None]
+    """Return the modules that a family needs and that are not installed.
+
+    Nothing is known of a family from another package: the list is empty.
+    """
+    if family not in FAMILY:
+        return []
+    return [name for name in (*FRAME, *FAMILY[family]) if find_spec(name) is None]
 
 
 def require_family(family: str) -> None:

