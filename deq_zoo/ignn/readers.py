@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from deq_zoo.arrays import read_archive, read_array, require
 from deq_zoo.errors import DataError, MissingPackage
 from deq_zoo.ignn.data import GraphSet, NodeSet, split_by_class
 from deq_zoo.ignn.edges import check_edges, check_rows, checked_splits, edge_pairs, once, undirected
@@ -22,12 +23,9 @@ from deq_zoo.ignn.files import (
     SparseRows,
     existing,
     find_file,
-    read_archive,
-    read_array,
+    read_pickle,
     read_table,
-    require,
     taking_apart,
-    unpickle_arrays,
 )
 from deq_zoo.packages import install
 
@@ -48,7 +46,7 @@ def _planetoid_files(folder: Path, name: str) -> NodeSet:
     held = {}
     for part, kind in _PLANETOID_PARTS.items():
         path = folder / f"ind.{name}.{part}"
-        held[part] = unpickle_arrays(path)
+        held[part] = read_pickle(path)
         if not isinstance(held[part], kind):
             raise DataError(f"{path} must hold {kind.__name__}, got {type(held[part]).__name__}")
     told = folder / f"ind.{name}.test.index"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
 from typing import Any, Literal
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from deq_zoo.arrays import read_archive, read_array
 from deq_zoo.data_dir import data_folder
 from deq_zoo.errors import DataError
 from deq_zoo.images.photographs import photograph
@@ -26,8 +25,6 @@ _ARCHIVES = {"nature": "data_div2k.npz", "text": "data_2d_text.npz"}
 _FACES, _SIDE = "celeba_128_tiny.npy", 128
 _FOLDERS = {"nature": IMAGES, "text": IMAGES, "video": VIDEOS, "audio": AUDIO}
 _SQUARE = 512  # of the paper's photographs
-#: What a file that is no array, or a cut one, makes of NumPy.
-_UNREADABLE = (OSError, ValueError, TypeError, AttributeError, EOFError, BadZipFile, zlib.error)
 
 
 def kind_of_source(source: Source, file: str | None) -> Kind:
@@ -141,11 +138,7 @@ def in_channels(pixels: Tensor, channels: int) -> Tensor:
 
 def _archived(path: Path, index: int) -> Tensor:
     """One test image of a set of the Fourier-features paper, (512, 512, 3) bytes."""
-    try:
-        with np.load(path, allow_pickle=False) as held:
-            images = held["test_data"]
-    except (*_UNREADABLE, KeyError) as error:
-        raise DataError(f"{path} should be an archive with 'test_data': {error}") from None
+    images = read_archive(path, "test_data", rest=False)["test_data"]
     if images.ndim != 4 or images.shape[-1] not in (1, 3):
         raise DataError(f"'test_data' in {path} should be (n, H, W, 3), got {images.shape}")
     return _as_pixels(_pick(images, index, path), path)
@@ -155,11 +148,10 @@ def _face(root: Path, index: int) -> Tensor:
     path = root / _FACES
     if not path.is_file():
         raise DataError(f"{root} should hold {_FACES}, images of 128 x 128 x 3")
-    try:
-        images = np.load(path, allow_pickle=False, mmap_mode="r").reshape(-1, _SIDE, _SIDE, 3)
-    except _UNREADABLE as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
-    return _as_pixels(_pick(images, index, path), path)
+    images = read_array(path, mapped=True)
+    if images.size % (_SIDE * _SIDE * 3):
+        raise DataError(f"{path} should hold images of 128 x 128 x 3, got {images.shape}")
+    return _as_pixels(_pick(images.reshape(-1, _SIDE, _SIDE, 3), index, path), path)
 
 
 def _as_pixels(image: Any, path: Path) -> Tensor:
