@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from deq_zoo.errors import ZooError
 from deq_zoo.record import SolverRecord
+from deq_zoo.tree import tensors
 from torchdeq import DEQConfig, SolverStat
 
-Batch = Any  # a pytree of tensors, on the CPU
+Batch = Any  # tensors in tuples, lists and dicts, on the CPU
 
 
 class Score(NamedTuple):
@@ -120,8 +121,7 @@ class Task(ABC):
 
     def samples(self, batch: Batch) -> int:
         """How many examples a batch holds, for the speed shown."""
-        first = next(t for t in torch.utils._pytree.tree_leaves(batch) if isinstance(t, Tensor))
-        return len(first)
+        return len(next(tensors(batch)))
 
     def convert(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A state_dict of the authors' release as one of ours."""
