@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from deq_zoo.checks import check_fields
 from deq_zoo.diffusion.package import diffusers
@@ -127,7 +126,6 @@ class _Decay:
 
     decay: float
 
-    @torch.no_grad()
     def __call__(self, average: Any, current: Any, n: Any) -> None:
-        share = 1 - min(self.decay, (1 + float(n)) / (10 + float(n)))
-        torch._foreach_lerp_(average, current, share)
+        decay = min(self.decay, (1 + float(n)) / (10 + float(n)))
+        get_ema_multi_avg_fn(decay)(average, current, n)
