@@ -158,17 +158,15 @@ def _with(value: Any, changes: Mapping[str, Any]) -> Any:
 
 
 def _parse(text: str, kind: Any, path: str) -> Any:
-    """Text from a command line as a value of the field's type."""
+    """Return text from a command line as a value of the field's type."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         if type(None) in inner and text.lower() in ("none", ""):
             return None
         for option in inner:
             if option is not type(None):
-                try:
+                with suppress(ZooError):
                     return _parse(text, option, path)
-                except ZooError:
-                    continue
     elif origin is Literal:
         if text in map(str, inner):
             return next(item for item in inner if str(item) == text)
@@ -179,29 +177,32 @@ def _parse(text: str, kind: Any, path: str) -> Any:
         if origin is tuple and ... not in inner and len(parsed) != len(inner):
             raise ZooError(f"{path} takes {len(inner)} values, got {len(parsed)}")
         return origin(parsed)
-    elif kind is bool:
-        if text.lower() in ("true", "1", "yes", "on"):
-            return True
-        if text.lower() in ("false", "0", "no", "off"):
-            return False
-    elif kind is int:
-        with suppress(ValueError):
-            return int(text)
-        with suppress(ValueError, OverflowError):
-            if float(text).is_integer():
-                return int(float(text))
-    elif kind is float:
-        with suppress(ValueError):
-            return float(text)
-    elif kind is str:
-        return text
     else:
-        try:
-            return ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            pass
+        with suppress(KeyError, ValueError, SyntaxError, OverflowError):
+            return _scalar(text, kind)
     name = getattr(kind, "__name__", str(kind))
     raise ZooError(f"{path} takes {name}, got {text!r}")
+
+
+def _scalar(text: str, kind: Any) -> Any:
+    """Return text as a truth value, number, string or literal; raise an error if it is none."""
+    if kind is bool:
+        return _TRUTH[text.lower()]
+    if kind is int:
+        with suppress(ValueError):
+            return int(text)
+        number = float(text)
+        if number.is_integer():
+            return int(number)
+        raise ValueError(text)
+    if kind is float:
+        return float(text)
+    return text if kind is str else ast.literal_eval(text)
+
+
+_TRUTH = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(
+    ("false", "0", "no", "off"), False
+)
 
 
 def _shaped(value: Any, kind: Any) -> Any:
