@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -88,8 +88,14 @@ class Work:
     evaluations: int = 0
 
     def add(self, images: int) -> None:
+        """Count one round that shows the network so many images."""
         self.rounds += 1
         self.evaluations += images
+
+    def __iadd__(self, other: Work) -> Self:
+        self.rounds += other.rounds
+        self.evaluations += other.evaluations
+        return self
 
 
 class _Span:
@@ -173,8 +179,7 @@ class _States(torch.autograd.Function):
         inputs = torch.cat((z0[:, None], Z[:, :-1]), dim=1)
         h = torch.cat((torch.zeros_like(z0)[:, None], g), dim=1)
         mu, work = ctx.adjoint.states(ctx.chain, inputs, h)
-        ctx.work.rounds += work.rounds
-        ctx.work.evaluations += work.evaluations
+        ctx.work += work
         to_noise = None
         if ctx.needs_input_grad[2]:
             c = ctx.chain.steps.c.to(g.device, g.dtype)

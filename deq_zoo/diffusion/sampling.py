@@ -176,14 +176,26 @@ def _slide(
         moved = max(1, int(met.int().cumprod(0).sum()))
         Z[:, end : end + moved] = Z[:, end - 1 : end]  # a better guess than what was there
         first, end = first + moved, min(end + moved, T)
+    return Z, _chain_stats(sizes, norms, lost, first == T, f.work.rounds)
+
+
+def _chain_stats(sizes: Tensor, norms: Tensor, lost: Tensor, done: bool, rounds: int) -> SolverStat:
+    """Return the statistics of chains from residuals and norms (B, T) of their states.
+
+    Args:
+        sizes: residual of each state.
+        norms: norm of each state.
+        lost: (B,) chains that are not finite.
+        done: whether the window has reached the end.
+        rounds: evaluations of f.
+    """
     size, norm = sizes.norm(dim=1), norms.norm(dim=1)
-    ended = torch.full_like(size, int(Status.CONVERGED if first == T else Status.MAX_ITER))
+    ended = torch.full_like(size, int(Status.CONVERGED if done else Status.MAX_ITER))
     status = torch.where(lost, int(Status.NONFINITE), ended)
-    stats = SolverStat(
+    return SolverStat(
         abs_lowest=torch.where(lost, inf, size),
         rel_lowest=torch.where(lost, inf, size / norm),
-        nstep=torch.full_like(size, f.work.rounds),
-        nfe=f.work.rounds,
+        nstep=torch.full_like(size, rounds),
+        nfe=rounds,
         status=status.to(torch.int8),
     )
-    return Z, stats

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from math import ceil, cos, log2, pi, sin
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -186,29 +187,38 @@ def synthetic_video(
     if frames < 2:
         raise ZooError(f"a video needs two frames, got {frames}")
     photo, rng = photograph(name), generator("video", name, seed)
+    path = _Path(2 * pi * torch.rand(4, generator=rng), speed, reach)
     height, width = size
-    phase = 2 * pi * torch.rand(4, generator=rng)
     grid = pixel_grid(torch.empty(height, width))[0]
     centre = torch.tensor([width - 1, height - 1])[:, None, None] / 2
     middle = torch.tensor([photo.shape[2] - 1, photo.shape[1] - 1])[:, None, None] / 2
 
-    def pose(k: int) -> tuple[float, float, Tensor]:
-        t = k * speed / reach
-        scale = 0.8 * 2 ** (0.15 * sin(t + float(phase[0])))
-        angle = 0.15 * sin(0.7 * t + float(phase[1]))
-        drift = reach * torch.tensor([sin(t + float(phase[2])), cos(0.8 * t + float(phase[3]))])
-        return scale, angle, drift[:, None, None]
-
     def view(k: int) -> Tensor:
-        scale, angle, drift = pose(k)
+        scale, angle, drift = path.pose(k)
         return _bytes(sample(photo, _turned(grid - centre, scale, angle) + middle + drift))
 
     flows = []
     for k in range(frames - 1):
-        (s1, a1, d1), (s2, a2, d2) = pose(k), pose(k + 1)
+        (s1, a1, d1), (s2, a2, d2) = path.pose(k), path.pose(k + 1)
         there = _turned(_turned(grid - centre, s1, a1) + d1 - d2, 1 / s2, -a2)
         flows.append(there + centre - grid)
     return [view(k) for k in range(frames)], flows
+
+
+class _Path(NamedTuple):
+    """The path of a camera: sines of four phases; for `speed` and `reach` see `synthetic_video`."""
+
+    phase: Tensor
+    speed: float
+    reach: float
+
+    def pose(self, k: int) -> tuple[float, float, Tensor]:
+        """Return scale, angle and place (2, 1, 1) at frame k."""
+        t, (a, b, c, d) = k * self.speed / self.reach, self.phase.tolist()
+        scale = 0.8 * 2 ** (0.15 * sin(t + a))
+        angle = 0.15 * sin(0.7 * t + b)
+        drift = self.reach * torch.tensor([sin(t + c), cos(0.8 * t + d)])
+        return scale, angle, drift[:, None, None]
 
 
 def _turned(p: Tensor, scale: float, angle: float) -> Tensor:
