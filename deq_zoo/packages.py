@@ -17,7 +17,7 @@ FRAME = ("accelerate", "matplotlib", "numpy", "PIL", "rich", "safetensors")
 FAMILY = {
     "diffusion": ("diffusers", "mlxtend"),
     "flow": ("skimage", "sklearn"),
-    "ignn": ("torchmetrics",),
+    "ignn": ("networkx", "torchmetrics"),
     "inr": ("scipy", "skimage"),
     "lm": ("tokenizers",),
     "mdeq": ("mlxtend",),

@@ -143,10 +143,6 @@ class SetTask(IGNNTask):
             metrics |= self.judge(split, *found)
         return Evaluation(metrics, record)
 
-    @abstractmethod
-    def judge(self, split: str, logits: Tensor, y: Tensor) -> dict[str, float]:
-        """Metrics of a split."""
-
 
 @dataclass(frozen=True)
 class TissueTask(SetTask):

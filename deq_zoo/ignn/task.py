@@ -29,7 +29,7 @@ PLAIN = {"norm_type": "none"}  # options of a DEQ without a norm
 
 
 class IGNNTask(Task):
-    """What the tasks share: options of the network, and weights of the authors."""
+    """A task on graphs: options of the network, metrics, and weights of the authors."""
 
     net: IGNNConfig
     deq: DEQConfig
@@ -43,6 +43,10 @@ class IGNNTask(Task):
     @abstractmethod
     def least_rho(self) -> float:
         """The smallest Perron root that training meets."""
+
+    @abstractmethod
+    def judge(self, split: str, logits: Tensor, y: Tensor) -> dict[str, float]:
+        """Return the metrics of a split, whose name comes before theirs."""
 
     def after_step(self, model: nn.Module) -> None:
         model.project_(self.least_rho)  # type: ignore[operator]
@@ -120,10 +124,6 @@ class WholeTask(IGNNTask):
             rows = getattr(self.nodes, name).to(device)
             metrics |= self.judge(name, out.logits[rows], y[rows])
         return Evaluation(metrics, record)
-
-    @abstractmethod
-    def judge(self, split: str, logits: Tensor, y: Tensor) -> dict[str, float]:
-        """Metrics of some nodes."""
 
 
 @dataclass(frozen=True)
