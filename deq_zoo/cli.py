@@ -1,4 +1,4 @@
-"""The command line, ``deq-zoo COMMAND``."""
+"""The command line, `deq-zoo COMMAND`."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def _sample(args: argparse.Namespace) -> None:
 
 
 def _as_settings(words: Sequence[str]) -> list[str]:
-    """``--scale 4``, ``--scale=4`` and ``scale=4`` all read ``scale=4``."""
+    """`--scale 4`, `--scale=4` and `scale=4` all read `scale=4`."""
     settings = []
     left = iter(words)
     for word in left:

@@ -35,7 +35,7 @@ def evaluate(
 def load(source: str | Path, best: bool = True, data_dir: str | Path | None = None) -> nn.Module:
     """The trained model of a run folder or checkpoint file, ready for use.
 
-    The preset it was trained with is its attribute ``preset``.
+    The preset it was trained with is its attribute `preset`.
 
     Args:
         source: the folder or file.

@@ -18,7 +18,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def factor(self, step: int, steps: int) -> float:
-        """For update ``step`` = 0, 1, ... out of ``steps``."""
+        """For update `step` = 0, 1, ... out of `steps`."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """Half a cosine from 1 to ``floor``, after a linear rise over ``warmup`` steps."""
+    """Half a cosine from 1 to `floor`, after a linear rise over `warmup` steps."""
 
     floor: float = 0.0
     warmup: int = 0
@@ -45,7 +45,7 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True)
 class OneCycle(Schedule):
-    """A linear rise over a share ``rise`` of the steps and a linear fall to ``floor``."""
+    """A linear rise over a share `rise` of the steps and a linear fall to `floor`."""
 
     rise: float = 0.05
     floor: float = 0.0
@@ -59,7 +59,7 @@ class OneCycle(Schedule):
 
 @dataclass(frozen=True)
 class MultiStep(Schedule):
-    """Multiplied by ``decay`` after each of the given shares of the steps."""
+    """Multiplied by `decay` after each of the given shares of the steps."""
 
     at: tuple[float, ...] = (0.5, 0.75)
     decay: float = 0.1
@@ -86,7 +86,7 @@ class Optim(ABC):
         """The optimiser itself."""
 
     def set_rate(self, optimizer: torch.optim.Optimizer, step: int, steps: int) -> float:
-        """Set the rate of update ``step``, relative to each group's own; return the first."""
+        """Set the rate of update `step`, relative to each group's own; return the first."""
         factor = self.schedule.factor(step, steps)
         for group in optimizer.param_groups:
             group["lr"] = group.setdefault("base_lr", self.lr) * factor

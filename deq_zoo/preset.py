@@ -43,8 +43,8 @@ class Preset:
     Args:
         task: model, data, loss and score.
         optim: optimiser and schedule.
-        steps: updates; 0 takes ``epochs``.
-        epochs: passes through the data, if ``steps`` is 0.
+        steps: updates; 0 takes `epochs`.
+        epochs: passes through the data, if `steps` is 0.
         accumulate: batches per update.
         clip: largest norm of the gradient; 0 leaves it alone.
         clip_value: largest magnitude of its entries; 0 leaves them alone.

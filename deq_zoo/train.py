@@ -81,7 +81,7 @@ def train(
 ) -> Result:
     """Train, evaluate, log and save until the preset's steps are done.
 
-    Ctrl-C and SIGTERM end the run after the step at work, with a checkpoint. ``max_seconds`` ends
+    Ctrl-C and SIGTERM end the run after the step at work, with a checkpoint. `max_seconds` ends
     it likewise. The result of a resumed run is that of an uninterrupted one, bit for bit. A run
     that was killed before its first checkpoint begins anew.
     """

@@ -46,7 +46,7 @@ def to_data(value: Any) -> Any:
 
 
 def from_data(data: Any) -> Any:
-    """The configuration that :func:`to_data` wrote."""
+    """The configuration that `to_data` wrote."""
     if isinstance(data, Mapping) and "class" in data:
         kind = _class(data["class"])
         hints = get_type_hints(kind)
@@ -97,7 +97,7 @@ def paths(value: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
 
 
 def with_settings(value: Any, settings: Sequence[str]) -> Any:
-    """The configuration with ``path=value`` settings applied.
+    """The configuration with `path=value` settings applied.
 
     A path may be shortened to its last parts as long as one field alone ends with them. All are
     applied at once: a setting may need another that comes after it. Of fields that exclude each

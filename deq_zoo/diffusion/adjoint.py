@@ -17,12 +17,12 @@ from torchdeq.solver import make_solver
 
 @dataclass(frozen=True)
 class Adjoint:
-    r"""How the adjoint states :math:`\mu_k = d\ell / d z_k` are found.
+    r"""How the adjoint states $\mu_k = d\ell / d z_k$ are found.
 
-    .. math:: \mu_k = h_k + a_k \mu_{k+1} + (\partial r_k / \partial z_k)^\top \mu_{k+1},
-              \qquad \mu_T = h_T
+    $$\mu_k = h_k + a_k \mu_{k+1} + (\partial r_k / \partial z_k)^\top \mu_{k+1},
+    \qquad \mu_T = h_T$$
 
-    with :math:`h_k` the loss's own gradient at each state. It is the chain in reverse, and again a
+    with $h_k$ the loss's own gradient at each state. It is the chain in reverse, and again a
     triangular fixed point: the products of all steps in a window are one batch.
 
     Args:

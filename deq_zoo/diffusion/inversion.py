@@ -79,8 +79,8 @@ def invert(
     Args:
         chain: the chain.
         images: (B, C, H, W), in [-1, 1].
-        method: ``"implicit"``, the exact gradient through the equilibrium; ``"phantom"``, the
-            paper's gradient of a few damped steps; ``"sequential"``, through the chain step by
+        method: `"implicit"`, the exact gradient through the equilibrium; `"phantom"`, the
+            paper's gradient of a few damped steps; `"sequential"`, through the chain step by
             step, with the memory that takes.
         steps: of Adam.
         lr: its rate.

@@ -56,7 +56,7 @@ DIGITS = UNetConfig(
 
 
 def make_unet(config: UNetConfig) -> nn.Module:
-    """The ``UNet2DModel`` that is the network of the DDPM release, layer by layer."""
+    """The `UNet2DModel` that is the network of the DDPM release, layer by layer."""
     sides = [config.size // 2**i for i in range(len(config.widths))]
     attends = [side in config.attention for side in sides]
     down = ["AttnDownBlock2D" if here else "DownBlock2D" for here in attends]
@@ -83,8 +83,8 @@ def make_unet(config: UNetConfig) -> nn.Module:
 class Denoiser(nn.Module):
     r"""A network that tells the noise in an image, and the average of its weights over training.
 
-    .. math:: \bar\theta \leftarrow d_n \bar\theta + (1 - d_n)\, \theta, \qquad
-              d_n = \min(\mathrm{decay}, (1 + n) / (10 + n))
+    $$\bar\theta \leftarrow d_n \bar\theta + (1 - d_n)\, \theta, \qquad
+    d_n = \min(\mathrm{decay}, (1 + n) / (10 + n))$$
 
     after update n: early weights are forgotten soon. In training mode the network itself answers,
     in evaluation mode the average.

@@ -37,12 +37,12 @@ class ChainConfig:
 
 @dataclass(frozen=True)
 class InversionConfig:
-    """How images are inverted; solvers, ``ift``, ``grad`` and ``tau`` are the equilibrium's.
+    """How images are inverted; solvers, `ift`, `grad` and `tau` are the equilibrium's.
 
     Args:
         images: held-out images to invert when the model is judged.
         steps: of Adam, for images of one's own.
-        judged_steps: the most of them when the model is judged; as many as ``steps`` give numbers
+        judged_steps: the most of them when the model is judged; as many as `steps` give numbers
             to compare with the paper's.
         lr: its rate.
         warm: whether each solve starts from the states of the one before.
@@ -73,7 +73,7 @@ class Sampling:
         n: images.
         steps: of the chain.
         eta: noise: 0 for DDIM, 1 for as much as DDPM.
-        solver: by its registered name; ``sequential`` runs the chain step by step.
+        solver: by its registered name; `sequential` runs the chain step by step.
         tol: relative residual.
         window: states worked on at once; 0 for all.
         seed: of the noise.

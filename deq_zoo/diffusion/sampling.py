@@ -58,7 +58,7 @@ def parallel_sample(
     """The states to which a chain leads, found all at once.
 
     They are those of the sequential chain, up to the tolerance. With grad mode on, they are
-    differentiable with respect to ``z0`` and ``noise``, by the chain's own derivative at them; the
+    differentiable with respect to `z0` and `noise`, by the chain's own derivative at them; the
     network's weights get no gradient.
 
     Args:
@@ -68,7 +68,7 @@ def parallel_sample(
         solver: a registered solver, by name or as an object.
         stop: evaluations allowed, and tolerance; by default until the residual is 1e-4 of the
             state, with a budget that plain iteration never needs.
-        start: states to start from, (B, T, C, H, W); copies of ``z0`` by default.
+        start: states to start from, (B, T, C, H, W); copies of `z0` by default.
         window: states worked on at once; those before it are done and no longer evaluated, those
             after it wait. 0 solves all of them in one go.
         burst: evaluations before the window slides; by default 1 for plain iteration, else 8.
@@ -107,7 +107,7 @@ def _start(chain: ParallelChain, z0: Tensor, start: Tensor | None) -> Tensor:
 
 
 class _Map:
-    """f of the steps from ``first`` on, for a solver; it counts, and remembers its last call."""
+    """f of the steps from `first` on, for a solver; it counts, and remembers its last call."""
 
     def __init__(
         self, chain: ParallelChain, z0: Tensor, noise: Tensor | None, progress: Progress | None

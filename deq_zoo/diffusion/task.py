@@ -46,7 +46,7 @@ class Denoise(ChainTask):
         deq: options of the equilibrium, for sampling and inversion.
         chain: the chain that is solved.
         inversion: how images are inverted.
-        data: digits (embedded), blobs (for tests), cifar10, celeba or folder (from ``data_dir``).
+        data: digits (embedded), blobs (for tests), cifar10, celeba or folder (from `data_dir`).
         data_dir: folder with the data set's files.
         batch: images per step.
         flip: whether training images are mirrored at random.
@@ -254,7 +254,7 @@ class Denoise(ChainTask):
     def predict(
         self, model: nn.Module, files: Sequence[Path], out: Path | None, device: torch.device
     ) -> list[str]:
-        """Invert images; beside ``out`` or the files: the reconstruction and the noise."""
+        """Invert images; beside `out` or the files: the reconstruction and the noise."""
         from deq_zoo.diffusion.pictures import write_image
 
         places = [(out or file.parent) / file.stem for file in files]

@@ -47,7 +47,7 @@ class Mixture:
         return sum(len(part.pairs) * part.repeat for part in self.parts)
 
     def draw(self, index: int, rng: torch.Generator) -> Pair:
-        """Pair ``index``, augmented."""
+        """Pair `index`, augmented."""
         for part in self.parts:
             size = len(part.pairs) * part.repeat
             if index < size:
@@ -59,7 +59,7 @@ class Mixture:
 
 
 def training_data(stage: Stage, data_dir: str | None, crop: tuple[int, int]) -> Mixture:
-    """The published mixture of a stage, from folders below ``data_dir``."""
+    """The published mixture of a stage, from folders below `data_dir`."""
     at = _finder(data_dir)
     if stage == "chairs":
         augment = Augment(crop, (-0.1, 1.0))
@@ -94,12 +94,12 @@ JUDGES: dict[str, Callable[[Callable[[str], Path]], FlowSet]] = {
 
 
 def held_out(name: str, data_dir: str | None) -> FlowSet:
-    """A set to judge by, from folders below ``data_dir``."""
+    """A set to judge by, from folders below `data_dir`."""
     return JUDGES[name](_finder(data_dir))
 
 
 def in_batches(pairs: Sequence[Pair] | FlowSet, size: int) -> Iterator[list[Pair]]:
-    """Pairs in order, at most ``size`` of one shape together."""
+    """Pairs in order, at most `size` of one shape together."""
     held: list[Pair] = []
     for k in range(len(pairs)):
         pair = pairs[k]

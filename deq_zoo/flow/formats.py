@@ -1,4 +1,4 @@
-"""Flow and images on disk: ``.flo``, ``.pfm``, KITTI's 16-bit ``.png``, and pictures.
+"""Flow and images on disk: `.flo`, `.pfm`, KITTI's 16-bit `.png`, and pictures.
 
 A flow is (2, H, W) in single precision, x first; a mask (H, W) says where it is known; an image is
 (3, H, W) of unsigned bytes.

@@ -169,7 +169,7 @@ class WarpTask(FlowTask):
     Judged by warps of photographs that training never sees; a stereo pair with true disparity is
     reported beside.
 
-    Args: see :class:`FlowTask`, and
+    Args: see `FlowTask`, and
         motion: how flows are drawn.
         eval_pairs: held-out warps.
         stereo: whether to report on the stereo pair too, at half its size.
@@ -177,7 +177,7 @@ class WarpTask(FlowTask):
         near: share of training pairs whose solve starts near the true flow, not at zero: a map that
             has seen errors of all directions leads back from them, and takes up another pair's
             state.
-        near_error: how near, in pixels; see :func:`deq_zoo.flow.warps.near_flow`.
+        near_error: how near, in pixels; see `deq_zoo.flow.warps.near_flow`.
     """
 
     batch: int = 8
@@ -237,7 +237,7 @@ class WarpTask(FlowTask):
 class StageTask(FlowTask):
     """A stage of the published training, on data from disk.
 
-    Args: see :class:`FlowTask`, and
+    Args: see `FlowTask`, and
         stage: which mixture of sets, and their augmentation.
         validate: sets to judge by, the one to choose by first: chairs, things_clean, things_final,
             sintel_clean, sintel_final, kitti, middlebury.

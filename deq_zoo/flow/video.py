@@ -69,7 +69,7 @@ class FlowStream:
     """Flow from each frame of a video to the next, with the state carried along.
 
     Plain iteration stops when the root mean square change of the flow over the grid is below
-    ``tolerance``, so that a good start saves evaluations. The tolerance is in pixels of the image
+    `tolerance`, so that a good start saves evaluations. The tolerance is in pixels of the image
     and does not depend on its size.
 
     Args:
@@ -78,7 +78,7 @@ class FlowStream:
         max_iter: most evaluations for a pair; 0 is the budget of the model's own evaluation.
         reuse: whether to start from the pair before; False starts every solve at zero.
         cut: mean change of grey levels, at an eighth of the size, that begins a new scene.
-        pad: see :meth:`DEQFlow.forward`.
+        pad: see `DEQFlow.forward`.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class FlowStream:
         return Frame(self.model.decode(self._state)[..., rows, columns], nfe, reused)
 
     def settle(self, z0: State, given: Injection) -> tuple[State, int]:
-        """Iterate from ``z0`` until the flow rests; also how many evaluations that took."""
+        """Iterate from `z0` until the flow rests; also how many evaluations that took."""
         block = self.model.update_block
 
         def f(hid: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,9 +2,9 @@ r"""Pairs with an exact flow from photographs that come with scikit-image and sc
 
 A smooth flow F is drawn, then both frames are read off a photograph P through a similarity A:
 
-.. math:: I_2(y) = P(A y), \qquad I_1(x) = P(A (x + F(x)))
+$$I_2(y) = P(A y), \qquad I_1(x) = P(A (x + F(x)))$$
 
-so that :math:`I_2(x + F(x)) = I_1(x)` at every pixel: no occlusion, no blending of the truth.
+so that $I_2(x + F(x)) = I_1(x)$ at every pixel: no occlusion, no blending of the truth.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Motion:
 
 
 def warped_pair(photo: Tensor, size: tuple[int, int], motion: Motion, rng: torch.Generator) -> Pair:
-    """A random pair of frames of ``size`` from a photograph (3, H, W) of bytes."""
+    """A random pair of frames of `size` from a photograph (3, H, W) of bytes."""
     height, width = size
     flow = motion.draw(height, width, rng)
     grid = pixel_grid(flow)[0]
@@ -135,7 +135,7 @@ def near_flow(flow: Tensor, error: float, rng: torch.Generator) -> Tensor:
 
 
 def draw_pair(split: str, index: int, size: tuple[int, int], motion: Motion, seed: int = 0) -> Pair:
-    """Pair ``index`` of the training or of the held-out photographs: the same every time."""
+    """Pair `index` of the training or of the held-out photographs: the same every time."""
     names = TRAINING if split == "train" else HELD_OUT
     rng = generator("warp", split, seed, index)
     return warped_pair(photograph(names[index % len(names)]), size, motion, rng)
@@ -173,8 +173,8 @@ def synthetic_video(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Frames of a camera that moves smoothly over a photograph, and the flow between each two.
 
-    Frame k is :math:`P(A_k x)` with affine :math:`A_k`, so the flow is
-    :math:`A_{k+1}^{-1} A_k x - x`, exactly.
+    Frame k is $P(A_k x)$ with affine $A_k$, so the flow is
+    $A_{k+1}^{-1} A_k x - x$, exactly.
 
     Args:
         frames: how many.

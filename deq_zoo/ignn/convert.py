@@ -1,7 +1,7 @@
 """Weights of the authors' IGNN, in and out: the names are ours, a few tensors are only theirs.
 
-Their layers hold a ``bias`` that nothing uses, their graph classifier an ``Omega_2`` likewise, and
-their full-batch nets a start of zeros, ``X_0``. These are left out, and written as zeros.
+Their layers hold a `bias` that nothing uses, their graph classifier an `Omega_2` likewise, and
+their full-batch nets a start of zeros, `X_0`. These are left out, and written as zeros.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ POWER_STEPS = 15  # enough to turn a meaningless estimate of a spectral norm int
 
 
 def from_authors(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state_dict of the authors as one of ``model``, which is not changed.
+    """A state_dict of the authors as one of `model`, which is not changed.
 
     Where it would make a spectral norm zero or negative, as in their nets before training, the
     estimate is put right with a warning.
@@ -40,7 +40,7 @@ def from_authors(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Ten
 
 
 def to_authors(model: nn.Module) -> dict[str, Tensor]:
-    """The weights of a model as the authors' programs read them, without ``X_0``."""
+    """The weights of a model as the authors' programs read them, without `X_0`."""
     state = {key: value.detach().clone() for key, value in model.state_dict().items()}
     like = next(iter(state.values()))
     return state | {key: like.new_zeros(shape) for key, shape in _only_theirs(model).items()}

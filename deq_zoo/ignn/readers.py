@@ -33,7 +33,7 @@ from deq_zoo.packages import install
 def planetoid(root: str | Path | None, name: str) -> NodeSet:
     """Cora, Citeseer or Pubmed with the split of the Planetoid files.
 
-    Reads ``<name>.npz``, or ``ind.<name>.allx`` and its companions.
+    Reads `<name>.npz`, or `ind.<name>.allx` and its companions.
     """
     parts = ", ".join(f"ind.{name}.{part}" for part in (*_PLANETOID_PARTS, "test.index"))
     hint = f"{name}.npz, or the files {parts}"
@@ -90,7 +90,7 @@ def amazon_photo(root: str | Path | None, seed: int = 0) -> NodeSet:
 
 
 def amazon(root: str | Path | None, portion: str = "0.06", seed: int = 0) -> NodeSet:
-    """Amazon's multi-label products, ``adj_list.txt`` and its companions; features are nodes.
+    """Amazon's multi-label products, `adj_list.txt` and its companions; features are nodes.
 
     The files have no nodes to choose a model by: a tenth of the training nodes are taken for that.
     """
@@ -130,7 +130,7 @@ def ppi(root: str | Path | None) -> GraphSet:
 
 
 def tu(root: str | Path | None, name: str) -> GraphSet:
-    """A set of TU Dortmund: ``<name>_A.txt`` and its companions, or ``<name>.npz``.
+    """A set of TU Dortmund: `<name>_A.txt` and its companions, or `<name>.npz`.
 
     MUTAG comes with the package grakel and needs no folder.
     """
@@ -245,7 +245,7 @@ def _graph_set(
 
 
 def _node_archive(path: Path, seed: int = 0) -> NodeSet:
-    """A graph in the form of Planetoid sets (``x_*``) or of co-purchases (``attr_*``)."""
+    """A graph in the form of Planetoid sets (`x_*`) or of co-purchases (`attr_*`)."""
     held = read_archive(path)
     if "edge_index" in held:
         require(path, held, "y", "x_indices", "x_indptr", "x_shape")

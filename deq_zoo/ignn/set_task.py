@@ -192,7 +192,7 @@ class GraphClassTask(SetTask):
         deq: options of the equilibrium.
         net: the shape of the network.
         batch: graphs.
-        data: the set's name, e.g. ``MUTAG``; ``rings`` is made by rule.
+        data: the set's name, e.g. `MUTAG`; `rings` is made by rule.
         folds: parts the set is divided into.
         fold: the one to judge by; the next is the one to choose by.
         split_seed: decides the parts.

@@ -183,7 +183,7 @@ class NodeLabelTask(WholeTask):
         data: which set.
         portion: of Amazon's nodes to train on, as in its file names.
 
-    The others: see :class:`NodeTask`.
+    The others: see `NodeTask`.
     """
 
     score: ClassVar[Score] = Score("val_micro_f1", "%")

@@ -31,10 +31,10 @@ def cifar10(root: str | Path, split: str = "train", form: str | None = None) -> 
 
     Args:
         root: the folder.
-        split: ``train`` or ``test``.
-        form: ``batches``, the official Python files; ``folders``, an image file each in
-            ``train/<class>/``; ``jpeg`` or ``lossless``, archives
-            ``cifar10_<form>_<split>*.npz``. By default the first of these that is there.
+        split: `train` or `test`.
+        form: `batches`, the official Python files; `folders`, an image file each in
+            `train/<class>/`; `jpeg` or `lossless`, archives
+            `cifar10_<form>_<split>*.npz`. By default the first of these that is there.
     """
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}{suggest(split, SPLITS)}")

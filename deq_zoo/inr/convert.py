@@ -1,8 +1,8 @@
 """Weights of the authors' DEQ-INR, in and out.
 
-The names are ours. Theirs hold a constant besides, ``f.z_init``, from which the first filter is
-made: zeros for siren_like, ones for the others. Newer weight norms call g and v ``original0`` and
-``original1``.
+The names are ours. Theirs hold a constant besides, `f.z_init`, from which the first filter is
+made: zeros for siren_like, ones for the others. Newer weight norms call g and v `original0` and
+`original1`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NEWER = {
 
 
 def from_authors(field: Field, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state_dict of the authors as one of ``field``, which is not changed."""
+    """A state_dict of the authors as one of `field`, which is not changed."""
     found = {_renamed(key): value.detach().clone() for key, value in state.items()}
     constant = found.pop(_CONSTANT, None)
     filter = getattr(getattr(field, "config", None), "filter", None)

@@ -47,7 +47,7 @@ def open_signal(
     Args:
         source: its name.
         channels: 1 or 3, of images.
-        file: of the source ``file``.
+        file: of the source `file`.
         data_dir: folder of the sets that are read from disk.
         index: which of a set's signals.
         length: frames after which a video is left; 0 reads all.
@@ -110,7 +110,7 @@ def ripples(channels: int, side: int = 16) -> Tensor:
 
 
 def named(file: str | None) -> Path:
-    """The file of the source ``file``."""
+    """The file of the source `file`."""
     if file is None:
         raise DataError("say which file to fit: --set file=PATH, an image, sound or video")
     return Path(file).expanduser()

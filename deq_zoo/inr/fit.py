@@ -63,7 +63,7 @@ def fit(
         side: of a square in the middle of every picture; 0 takes all of it.
         shrink: pictures get so many times smaller first.
         length: frames or samples to fit, from the start; 0 takes all.
-        **task: further options of :class:`~deq_zoo.inr.task.FitSignal`, e.g. ``batch=65536``.
+        **task: further options of `FitSignal`, e.g. `batch=65536`.
     """
     known = [name for name in _OF_SOURCE if name in task]
     if known:

@@ -79,7 +79,7 @@ def read_wav(path: Path) -> Signal:
 
 
 def read_video(path: Path, length: int = 0) -> Signal:
-    """Read a video's frames as bytes, the first ``length`` of them; 0 reads all."""
+    """Read a video's frames as bytes, the first `length` of them; 0 reads all."""
     frames = list(islice(videos.read_video(path), length or None))
     if not frames:
         raise DataError(f"{path} holds no frames")

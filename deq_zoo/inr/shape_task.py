@@ -25,12 +25,12 @@ _SHOWN = 96  # pixels along a side of the picture
 
 @dataclass(frozen=True)
 class FitShape(Task):
-    r"""The signed distance :math:`s` of a shape, from points drawn anew at every step.
+    r"""The signed distance $s$ of a shape, from points drawn anew at every step.
 
-    .. math:: \ell = \mathrm{mean} \, (y - s)^2 + w \, \mathrm{mean} \, (|\nabla y| - 1)^2
+    $$\ell = \mathrm{mean} \, (y - s)^2 + w \, \mathrm{mean} \, (|\nabla y| - 1)^2$$
 
     The gradient along coordinates is that of the equilibrium itself, and training differentiates
-    it once more: exact, with the options ``ift`` and ``higher_order``.
+    it once more: exact, with the options `ift` and `higher_order`.
 
     Args:
         net: the shape of the field.

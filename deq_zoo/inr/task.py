@@ -38,8 +38,8 @@ class FitSignal(SignalTask):
         net: the shape of the field.
         deq: options of the equilibrium.
         data: astronaut, chelsea, coffee or camera (with scikit-image); file; nature, text, celeba,
-            video or audio (from ``data_dir``); ripples (for tests).
-        file: of the data ``file``: an image, sound or video.
+            video or audio (from `data_dir`); ripples (for tests).
+        file: of the data `file`: an image, sound or video.
         data_dir: folder with the data set's files.
         index: which signal of a set.
         channels: of images, 3 or 1.
@@ -165,7 +165,7 @@ class FitSignal(SignalTask):
         return torch.stack((columns, rows), dim=-1).flatten(0, 1)
 
     def _differences(self, predict: Predict, x: Tensor, places: Tensor) -> Tensor:
-        """The field's gradient in the units of :attr:`target_differences`."""
+        """The field's gradient in the units of `target_differences`."""
         _, gradient = value_and_gradient(lambda x: predict(x, places)[-1], x)
         height, width = self.signal.shape
         return gradient * (2 / (x.new_tensor((width, height)) - 1).clamp_min(1))
@@ -225,7 +225,7 @@ class GeneraliseImage(FitSignal):
     It is judged by the pixels that lie diagonally between those it has learnt, as in the paper; the
     best model is chosen by others, those to the right.
 
-    Args: see :class:`FitSignal`.
+    Args: see `FitSignal`.
     """
 
     score: ClassVar[Score] = Score("val_psnr", "dB")

@@ -17,7 +17,7 @@ from torchdeq import SolverStat, reset_norm
 
 
 class Decoder(ABC):
-    """A text that grows; :meth:`feed` says what may come next.
+    """A text that grows; `feed` says what may come next.
 
     Args:
         model: in evaluation mode.
@@ -34,7 +34,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def feed(self, ids: Tensor) -> Tensor:
-        """(B, V) log-probabilities of the token after ``ids`` (B, n), which join the text."""
+        """(B, V) log-probabilities of the token after `ids` (B, n), which join the text."""
 
 
 class Incremental(Decoder):

@@ -1,7 +1,7 @@
 """Checkpoints of the authors' MDEQ, in and out: the keys are ours, the wrapping differs.
 
-Their files are a bare state_dict, or a dict with one under ``state_dict``; the keys may start with
-``module.``, as data-parallel training leaves them.
+Their files are a bare state_dict, or a dict with one under `state_dict`; the keys may start with
+`module.`, as data-parallel training leaves them.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def authors_checkpoint(
 
     Args:
         model: an MDEQ classifier.
-        nested: put the state_dict under ``state_dict``, as in their ImageNet files.
-        data_parallel: let the keys start with ``module.``, as there.
+        nested: put the state_dict under `state_dict`, as in their ImageNet files.
+        data_parallel: let the keys start with `module.`, as there.
     """
     prefix = _PREFIX if data_parallel else ""
     state = {prefix + key: value.detach().clone() for key, value in model.state_dict().items()}
@@ -61,7 +61,7 @@ def authors_checkpoint(
 def write_checkpoint(
     model: nn.Module, path: str | Path, nested: bool = False, data_parallel: bool = False
 ) -> None:
-    """Write :func:`authors_checkpoint` to a file: ``.safetensors``, or torch's format."""
+    """Write `authors_checkpoint` to a file: `.safetensors`, or torch's format."""
     checkpoint = authors_checkpoint(model, nested, data_parallel)
     if Path(path).suffix != ".safetensors":
         torch.save(checkpoint, path)

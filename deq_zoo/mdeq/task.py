@@ -58,7 +58,7 @@ class ClassifyImages(Task):
     Args:
         net: the shape of the network.
         deq: options of the equilibrium.
-        data: digits (embedded), cifar10 or imagenet (from ``data_dir``), noise (for tests).
+        data: digits (embedded), cifar10 or imagenet (from `data_dir`), noise (for tests).
         data_dir: folder with the data set's files.
         batch: images per step.
         eval_batch: images per step of evaluation.
