@@ -1,4 +1,4 @@
-"""``python -m deq_zoo`` is ``deq-zoo``."""
+"""`python -m deq_zoo` is `deq-zoo`."""
 
 import sys
 

@@ -63,7 +63,7 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: Path) -> Checkpoint:
-        """Read a file that :meth:`save` wrote."""
+        """Read a file that `save` wrote."""
         try:
             with safe_open(path, "pt") as file:
                 metadata = file.metadata() or {}
@@ -118,7 +118,7 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
 
 
 def _strip(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """The structure of a value, its tensors moved into ``tensors``."""
+    """The structure of a value, its tensors moved into `tensors`."""
     if isinstance(value, Tensor):
         if path in tensors:  # {"a.b": ...} beside {"a": {"b": ...}}
             path = f"{path}#{len(tensors)}"

@@ -1,4 +1,4 @@
-"""The command line, ``deq-zoo COMMAND``."""
+"""The command line, `deq-zoo COMMAND`."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from deq_zoo.arguments import make_parser
 from deq_zoo.errors import ZooError
+from deq_zoo.packages import install, missing
 from deq_zoo.preset import FAMILIES, PRESETS, Preset, find_preset, load_presets
-from torchdeq import add_deq_args
 
-_NEEDS = "needs packages of the zoo: pip install 'torchdeq[zoo]'"
+_NEEDS = f"needs packages of the zoo: {install('zoo')}, or the extra of one family"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; a mistake of the user's is told in one paragraph."""
     parser = make_parser()
     args, others = parser.parse_known_args(argv)
-    if others and args.command is not _sample:
+    if others and args.command != "sample":
         parser.error(f"unrecognized arguments: {' '.join(others)}")
     args.options = others
     try:
-        return int(args.command(args) or 0)
+        return int(_COMMANDS[args.command](args) or 0)
     except ZooError as error:
         print(f"deq-zoo: {error}", file=sys.stderr)
     except ModuleNotFoundError as error:
@@ -41,72 +42,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("deq-zoo: interrupted", file=sys.stderr)
         return 130
     return 2
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """All commands and their options."""
-    parser = argparse.ArgumentParser(
-        prog="deq-zoo", description="Train and use published deep equilibrium models."
-    )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    def command(name: str, function: Any, help: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=help, description=help)
-        sub.set_defaults(command=function)
-        return sub
-
-    listing = command("list", _list, "List the presets.")
-    listing.add_argument("family", nargs="?", help=f"one of {', '.join(FAMILIES)}")
-    info = command("info", _info, "Show a preset: model, size, every setting.")
-    info.add_argument("name")
-    _add_settings(info)
-    train = command("train", _train, "Train a preset.")
-    train.add_argument("name")
-    train.add_argument("--out", type=Path, help="run folder (default: runs/NAME)")
-    train.add_argument("--resume", action="store_true", help="go on with the run in the folder")
-    train.add_argument("--force", action="store_true", help="replace the run in the folder")
-    train.add_argument("--quiet", action="store_true", help="no progress")
-    train.add_argument("--cpu", action="store_true", help="do not use an accelerator")
-    train.add_argument("--max-seconds", type=float, help="end training after so long")
-    train.add_argument("--no-report", action="store_true", help="write no report at the end")
-    _add_settings(train)
-    evaluate = command("evaluate", _evaluate, "Evaluate a trained model.")
-    predict = command("predict", _predict, "Apply a trained model to files.")
-    sample = command("sample", _sample, "Generate from a trained model.")
-    report = command("report", _report, "Write the report of a run.")
-    for sub in (evaluate, predict, sample, report):
-        sub.add_argument("run", type=Path, help="run folder, or checkpoint file")
-    for sub in (evaluate, predict, sample):
-        sub.add_argument("--last", action="store_true", help="the last weights, not the best")
-        sub.add_argument("--cpu", action="store_true", help="do not use an accelerator")
-    _add_settings(evaluate)
-    for sub in (predict, sample, report):
-        sub.add_argument("--data-dir", help="folder with the data set's files, if it has moved")
-    predict.add_argument("files", nargs="+", type=Path)
-    predict.add_argument("--out", type=Path, help="folder for what is written")
-    sample.add_argument("--out", type=Path, default=Path("samples"), help="folder for the results")
-    sample.epilog = "Further options are the family's: deq-zoo sample RUN --list names them."
-    sample.allow_abbrev = False
-    sample.add_argument("--list", action="store_true", help="name the options of this run's family")
-    convert = command("convert", _convert, "Convert weights released by the authors.")
-    convert.add_argument("file", type=Path)
-    convert.add_argument("--preset", required=True, help="the preset they belong to")
-    convert.add_argument("--out", type=Path, help="file to write (default: FILE.safetensors)")
-    convert.add_argument("--force", action="store_true", help="replace the file to write")
-    _add_settings(convert)
-    return parser
-
-
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    """``--set``, ``--data-dir`` and the paper's flags; only those given count."""
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting"
-    )
-    parser.add_argument("--data-dir", help="folder with the data set's files")
-    flags = parser.add_argument_group("options of the equilibrium, as in the paper")
-    add_deq_args(flags)
-    for action in flags._group_actions:
-        action.default = argparse.SUPPRESS
 
 
 def _with_changes(preset: Preset, args: argparse.Namespace) -> Preset:
@@ -129,10 +64,13 @@ def _list(args: argparse.Namespace) -> None:
     if args.family is not None and args.family not in FAMILIES:
         raise ZooError(f"unknown family {args.family!r}; known: {', '.join(FAMILIES)}")
     load_presets(args.family)
+    lacking = {family for family in FAMILIES if missing(family)}
     for name in sorted(PRESETS):
-        if args.family in (None, name.partition("-")[0]):
-            told = (PRESETS[name].__doc__ or "").strip().split("\n")[0]
-            print(f"{name:24} {told}")
+        family = name.partition("-")[0]
+        if args.family in (None, family):
+            summary = (PRESETS[name].__doc__ or "").strip().split("\n")[0]
+            mark = f" (not installed: torchdeq[{family}])" if family in lacking else ""
+            print(f"{name:24} {summary}{mark}")
 
 
 def _info(args: argparse.Namespace) -> None:
@@ -225,7 +163,8 @@ def _open(args: argparse.Namespace) -> tuple[Any, Preset, Any]:
 
 
 def _evaluate(args: argparse.Namespace) -> None:
-    from deq_zoo.evaluate import evaluate, load_weights
+    from deq_zoo.evaluate import evaluate
+    from deq_zoo.weights import load_weights
 
     model, preset, device = _open(args)
     changed = _with_changes(preset, args)
@@ -261,7 +200,7 @@ def _sample(args: argparse.Namespace) -> None:
 
 
 def _as_settings(words: Sequence[str]) -> list[str]:
-    """``--scale 4``, ``--scale=4`` and ``scale=4`` all read ``scale=4``."""
+    """`--scale 4`, `--scale=4` and `scale=4` all read `scale=4`."""
     settings = []
     left = iter(words)
     for word in left:
@@ -296,3 +235,15 @@ def _report(args: argparse.Namespace) -> None:
     run = Run.open(args.run)
     write_report(run, _moved(run.preset(), args))
     print(run.report)
+
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace], int | None]] = {
+    "list": _list,
+    "info": _info,
+    "train": _train,
+    "evaluate": _evaluate,
+    "predict": _predict,
+    "sample": _sample,
+    "report": _report,
+    "convert": _convert,
+}

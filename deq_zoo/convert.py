@@ -14,9 +14,9 @@ from torch import Tensor
 
 from deq_zoo.checkpoint import Checkpoint
 from deq_zoo.errors import CheckpointError
-from deq_zoo.evaluate import load_weights
 from deq_zoo.preset import Preset
 from deq_zoo.values import to_data
+from deq_zoo.weights import load_weights
 
 
 def convert_file(source: Path, preset: Preset, name: str, out: Path) -> int:
@@ -31,7 +31,7 @@ def convert_file(source: Path, preset: Preset, name: str, out: Path) -> int:
 
 
 def read_state(source: Path) -> dict[str, Tensor]:
-    """The state_dict in a ``.safetensors`` or ``.pth`` file; nothing but tensors is unpickled."""
+    """The state_dict in a `.safetensors` or `.pth` file; nothing but tensors is unpickled."""
     if not source.exists():
         raise CheckpointError(f"there is no file {source}")
     try:
@@ -45,7 +45,7 @@ def read_state(source: Path) -> dict[str, Tensor]:
 
 
 def bare_state(held: Any, source: str) -> dict[str, Tensor]:
-    """The state_dict in what a file holds: itself, or under a usual key; no ``module.`` prefix."""
+    """The state_dict in what a file holds: itself, or under a usual key; no `module.` prefix."""
     state = held
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):

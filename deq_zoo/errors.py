@@ -11,3 +11,7 @@ class DataError(ZooError):
 
 class CheckpointError(ZooError):
     """A checkpoint that cannot be read, or does not fit."""
+
+
+class MissingPackage(ZooError):
+    """An optional package that is not installed."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from deq_zoo.checkpoint import Checkpoint, random_state, restore_random_state
-from deq_zoo.errors import CheckpointError, ZooError
+from deq_zoo.errors import ZooError
 from deq_zoo.preset import Preset
 from deq_zoo.run import Run, read_preset
 from deq_zoo.task import Evaluation, Task
+from deq_zoo.weights import load_weights
 
 
 def evaluate(
@@ -34,7 +35,7 @@ def evaluate(
 def load(source: str | Path, best: bool = True, data_dir: str | Path | None = None) -> nn.Module:
     """The trained model of a run folder or checkpoint file, ready for use.
 
-    The preset it was trained with is its attribute ``preset``.
+    The preset it was trained with is its attribute `preset`.
 
     Args:
         source: the folder or file.
@@ -63,12 +64,3 @@ def open_model(
     load_weights(model, held.model, str(path))
     model.preset = preset  # type: ignore[assignment]
     return model.eval(), preset
-
-
-def load_weights(model: nn.Module, weights: dict[str, Tensor], source: str) -> None:
-    """Load a state_dict that must fit."""
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        reason = str(error).split("\n")[1].strip() if "\n" in str(error) else str(error)
-        raise CheckpointError(f"the weights in {source} do not fit the model: {reason}") from None

@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import cos, inf, pi
+from math import cos, pi
 
 import torch
 from torch import nn
+
+from deq_zoo.checks import check_fields
 
 
 class Schedule(ABC):
@@ -16,7 +18,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def factor(self, step: int, steps: int) -> float:
-        """For update ``step`` = 0, 1, ... out of ``steps``."""
+        """For update `step` = 0, 1, ... out of `steps`."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """Half a cosine from 1 to ``floor``, after a linear rise over ``warmup`` steps."""
+    """Half a cosine from 1 to `floor`, after a linear rise over `warmup` steps."""
 
     floor: float = 0.0
     warmup: int = 0
@@ -43,7 +45,7 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True)
 class OneCycle(Schedule):
-    """A linear rise over a share ``rise`` of the steps and a linear fall to ``floor``."""
+    """A linear rise over a share `rise` of the steps and a linear fall to `floor`."""
 
     rise: float = 0.05
     floor: float = 0.0
@@ -57,7 +59,7 @@ class OneCycle(Schedule):
 
 @dataclass(frozen=True)
 class MultiStep(Schedule):
-    """Multiplied by ``decay`` after each of the given shares of the steps."""
+    """Multiplied by `decay` after each of the given shares of the steps."""
 
     at: tuple[float, ...] = (0.5, 0.75)
     decay: float = 0.1
@@ -73,9 +75,8 @@ class Optim(ABC):
     schedule: Schedule
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, float) and not 0 <= value < inf:
-                raise ValueError(f"{name} must be finite and at least 0, got {value}")
+        numbers = [name for name, value in vars(self).items() if isinstance(value, float)]
+        check_fields(self, 0, *numbers, finite=True)
         betas = getattr(self, "betas", (0.0, 0.0))
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")
@@ -85,7 +86,7 @@ class Optim(ABC):
         """The optimiser itself."""
 
     def set_rate(self, optimizer: torch.optim.Optimizer, step: int, steps: int) -> float:
-        """Set the rate of update ``step``, relative to each group's own; return the first."""
+        """Set the rate of update `step`, relative to each group's own; return the first."""
         factor = self.schedule.factor(step, steps)
         for group in optimizer.param_groups:
             group["lr"] = group.setdefault("base_lr", self.lr) * factor

@@ -8,8 +8,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+from deq_zoo.checks import check_fields
 from deq_zoo.errors import ZooError
 from deq_zoo.optim import Adam, Optim
+from deq_zoo.packages import require_family
 from deq_zoo.task import Task
 from torchdeq import get_deq
 from torchdeq.registry import Registry, suggest
@@ -41,8 +43,8 @@ class Preset:
     Args:
         task: model, data, loss and score.
         optim: optimiser and schedule.
-        steps: updates; 0 takes ``epochs``.
-        epochs: passes through the data, if ``steps`` is 0.
+        steps: updates; 0 takes `epochs`.
+        epochs: passes through the data, if `steps` is 0.
         accumulate: batches per update.
         clip: largest norm of the gradient; 0 leaves it alone.
         clip_value: largest magnitude of its entries; 0 leaves them alone.
@@ -73,12 +75,8 @@ class Preset:
             raise ValueError(
                 f"give either steps or epochs, got steps={self.steps} and epochs={self.epochs}"
             )
-        for name in ("accumulate", "log_every", "save_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("steps", "epochs", "eval_every", "clip", "clip_value"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        check_fields(self, 1, "accumulate", "log_every", "save_every")
+        check_fields(self, 0, "steps", "epochs", "eval_every", "clip", "clip_value")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be a number from 0 to 2**32 - 1, got {self.seed}")
 
@@ -128,11 +126,12 @@ def load_presets(family: str | None = None) -> None:
 
 
 def find_preset(name: str) -> Preset:
-    """The preset of that name."""
+    """Return the preset of that name; raise if there is none, or if its packages are missing."""
     family = name.partition("-")[0]
     if name not in PRESETS:
         load_presets(family if family in FAMILIES else None)
     if name not in PRESETS:
         load_presets()
         raise ZooError(f"unknown preset {name!r}{suggest(name, PRESETS)}")
+    require_family(family)
     return PRESETS[name]()

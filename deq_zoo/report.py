@@ -12,7 +12,7 @@ import torch
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from deq_zoo.errors import CheckpointError, DataError
+from deq_zoo.errors import CheckpointError, DataError, MissingPackage
 from deq_zoo.evaluate import open_model
 from deq_zoo.preset import Preset
 from deq_zoo.run import Run, write_atomically
@@ -54,7 +54,7 @@ def write_report(run: Run, preset: Preset | None = None) -> None:
         with torch.random.fork_rng(devices=[]):
             model, _ = open_model(run.path)
             examples = preset.task.pictures(model, torch.device("cpu"))
-    except (DataError, CheckpointError) as error:
+    except (DataError, CheckpointError, MissingPackage) as error:
         missing = str(error)
     for picture in (*curves, *examples):
         write_atomically(run.pictures / f"{picture.name}.png", picture.png)

@@ -17,7 +17,7 @@ from deq_zoo.values import from_data, to_data
 
 
 class Run:
-    """The files of one training run, below ``path``."""
+    """The files of one training run, below `path`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -28,7 +28,7 @@ class Run:
 
     @classmethod
     def create(cls, path: Path, name: str, preset: Preset, force: bool = False) -> Run:
-        """A new folder; one that exists is an error, or with ``force`` replaced."""
+        """A new folder; one that exists is an error, or with `force` replaced."""
         run = cls(path)
         try:
             if path.exists() and any(path.iterdir()):

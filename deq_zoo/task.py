@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from deq_zoo.errors import ZooError
 from deq_zoo.record import SolverRecord
+from deq_zoo.tree import tensors
 from torchdeq import DEQConfig, SolverStat
 
-Batch = Any  # a pytree of tensors, on the CPU
+Batch = Any  # tensors in tuples, lists and dicts, on the CPU
 
 
 class Score(NamedTuple):
@@ -28,7 +29,7 @@ class Score(NamedTuple):
     higher_is_better: bool = True
 
     def better(self, new: float, old: float | None) -> bool:
-        """Whether to prefer ``new``; a number that is none never wins."""
+        """Whether to prefer `new`; a number that is none never wins."""
         if not isfinite(new):
             return False
         if old is None or not isfinite(old):
@@ -96,15 +97,15 @@ class Task(ABC):
 
     @abstractmethod
     def train_batch(self, step: int, seed: int, shard: Shard) -> Batch:
-        """Batch ``step`` = 0, 1, ...: a function of its arguments alone, so a run can resume."""
+        """Batch `step` = 0, 1, ...: a function of its arguments alone, so a run can resume."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch, carry: Any) -> Loss:
-        """The loss of a batch; ``carry`` is that of the step before, None at first."""
+        """The loss of a batch; `carry` is that of the step before, None at first."""
 
     @abstractmethod
     def evaluate(self, model: nn.Module, device: torch.device, thorough: bool) -> Evaluation:
-        """Judge a model in evaluation mode; ``thorough`` asks for spectral radii too."""
+        """Judge a model in evaluation mode; `thorough` asks for spectral radii too."""
 
     def begin(self, model: nn.Module) -> None:
         """Called once, when a run begins, e.g. to start from weights of an earlier one."""
@@ -120,8 +121,7 @@ class Task(ABC):
 
     def samples(self, batch: Batch) -> int:
         """How many examples a batch holds, for the speed shown."""
-        first = next(t for t in torch.utils._pytree.tree_leaves(batch) if isinstance(t, Tensor))
-        return len(first)
+        return len(next(tensors(batch)))
 
     def convert(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A state_dict of the authors' release as one of ours."""
@@ -134,18 +134,18 @@ class Task(ABC):
         raise ZooError(f"{type(self).__name__} has nothing to predict from files")
 
     def sampling(self) -> Any:
-        """The options of :meth:`sample` at their defaults: a frozen dataclass."""
+        """The options of `sample` at their defaults: a frozen dataclass."""
         raise ZooError(f"{type(self).__name__} has nothing to sample")
 
     def sample(
         self, model: nn.Module, options: Any, out: Path, device: torch.device
     ) -> Iterable[str]:
-        """Generate from the model as :meth:`sampling` says; what it yields is printed at once."""
+        """Generate from the model as `sampling` says; what it yields is printed at once."""
         raise ZooError(f"{type(self).__name__} has nothing to sample")
 
 
 def generator(*key: object) -> torch.Generator:
-    """A random generator that depends on ``key`` alone."""
+    """A random generator that depends on `key` alone."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
@@ -153,7 +153,7 @@ def generator(*key: object) -> torch.Generator:
 def batch_indices(
     n: int, size: int, step: int, seed: int, shard: Shard = WHOLE, *, drop_last: bool = False
 ) -> Tensor:
-    """Which of ``n`` examples batch ``step`` holds: every epoch is a new permutation."""
+    """Which of `n` examples batch `step` holds: every epoch is a new permutation."""
     per_epoch = steps_in_epoch(n, size, drop_last)
     epoch, k = divmod(step, per_epoch)
     order = torch.randperm(n, generator=generator("epoch", seed, epoch))
@@ -161,5 +161,5 @@ def batch_indices(
 
 
 def steps_in_epoch(n: int, size: int, drop_last: bool = False) -> int:
-    """Batches of ``size`` that ``n`` examples make."""
+    """Batches of `size` that `n` examples make."""
     return max(1, n // size if drop_last else -(-n // size))

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import count
-from math import isfinite
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.state import AcceleratorState
 from accelerate.utils import gather_object, set_seed
-from torch import Tensor
-from torch.utils._pytree import tree_map
 
+from deq_zoo.batches import closing_batches
 from deq_zoo.checkpoint import Checkpoint, random_state, restore_random_state
 from deq_zoo.errors import ZooError
-from deq_zoo.evaluate import evaluate, load_weights
+from deq_zoo.evaluate import evaluate
 from deq_zoo.preset import Preset
 from deq_zoo.progress import Display, make_display
-from deq_zoo.record import SolverRecord
 from deq_zoo.run import Run
-from deq_zoo.task import Batch, Evaluation, Loss, Shard, Task
+from deq_zoo.signals import interruptible
+from deq_zoo.task import Batch, Evaluation, Shard
+from deq_zoo.tree import to_device
+from deq_zoo.update import Learner, check_finite
 from deq_zoo.values import to_data
+from deq_zoo.weights import load_weights
+from deq_zoo.window import Window
 
 
 @dataclass
@@ -83,7 +81,7 @@ def train(
 ) -> Result:
     """Train, evaluate, log and save until the preset's steps are done.
 
-    Ctrl-C and SIGTERM end the run after the step at work, with a checkpoint. ``max_seconds`` ends
+    Ctrl-C and SIGTERM end the run after the step at work, with a checkpoint. `max_seconds` ends
     it likewise. The result of a resumed run is that of an uninterrupted one, bit for bit. A run
     that was killed before its first checkpoint begins anew.
     """
@@ -97,27 +95,24 @@ def train(
         return trainer.loop(signals, display, max_seconds)
 
 
-class Trainer:
-    """Model, optimiser and what has been reached, between two steps."""
+class Trainer(Learner):
+    """A learner with a run folder: logs, evaluates, saves and resumes between two updates."""
 
     def __init__(self, run: Run, preset: Preset, accelerator: Accelerator) -> None:
-        self.run, self.preset, self.accelerator = run, preset, accelerator
-        self.task: Task = preset.task
-        self.steps = preset.total_steps
-        self.step, self.carry = 0, None
-        self.best: float | None = None
         set_seed(preset.seed)
         try:
-            model = self.task.build()
+            model = preset.task.build()
             optimizer = preset.optim.make(p for p in model.parameters() if p.requires_grad)
         except (ValueError, TypeError, KeyError) as error:
             raise ZooError(f"this preset cannot be built: {error}") from None
         set_seed(preset.seed + accelerator.process_index)  # every process draws its own masks
-        model, self.optimizer = accelerator.prepare(model, optimizer)
+        model, optimizer = accelerator.prepare(model, optimizer)
         # Mixed precision is a block around the loss: accelerate's wrapper would rebuild what a
         # model returns, and lose the counts of its statistics.
         accelerator.unwrap_model(model, keep_fp32_wrapper=False)
-        self.model = model
+        super().__init__(preset, model, optimizer, accelerator, preset.total_steps)
+        self.run, self.accelerator = run, accelerator
+        self.best: float | None = None
         self.window = Window()
         self.board: Any = None
 
@@ -129,9 +124,9 @@ class Trainer:
         every = self.preset.eval_every or self.preset.updates_per_epoch
         ended = 0
         self.window.start()
-        with closing_batches(self) as batches:
+        with self.open_batches() as batches:
             while self.step < self.steps and not ended:
-                self.update(batches)
+                self.window.rate = self.update(batches, self.window.add)
                 if self.step % self.preset.log_every == 0 or self.step == self.steps:
                     self.tell(display)
                 late = max_seconds is not None and time.monotonic() - began > max_seconds
@@ -153,6 +148,11 @@ class Trainer:
             self.accelerator.is_main_process,
         )
 
+    def open_batches(self) -> AbstractContextManager[Iterator[Batch]]:
+        """Open the training batches of this process, from the update at hand."""
+        shard = Shard(self.accelerator.process_index, self.accelerator.num_processes)
+        return closing_batches(self.preset, self.step * self.preset.accumulate, shard)
+
     def agreed(self, ending: int) -> int:
         """Why to end, if any process has a reason: they must all stop at the same step."""
         if self.accelerator.num_processes == 1:
@@ -162,45 +162,10 @@ class Trainer:
         ).tolist()
         return next((reason for reason in reasons if reason), 0)
 
-    def update(self, batches: Iterator[Batch]) -> None:
-        """One step of the optimiser."""
-        rate = self.preset.optim.set_rate(self.optimizer.optimizer, self.step, self.steps)
-        self.model.train()
-        self.optimizer.zero_grad(set_to_none=True)
-        for _ in range(self.preset.accumulate):
-            batch = to_device(next(batches), self.accelerator.device)
-            with self.accelerator.autocast():
-                loss = self.task.loss(self.model, batch, self.carry)
-            samples = self.task.samples(batch)
-            self.accelerator.backward(loss.value * self.share(samples) / self.preset.accumulate)
-            self.carry = tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, loss.carry)
-            self.window.add(loss, samples)
-        if self.preset.clip:
-            self.accelerator.clip_grad_norm_(self.model.parameters(), self.preset.clip)
-        if self.preset.clip_value:
-            self.accelerator.clip_grad_value_(self.model.parameters(), self.preset.clip_value)
-        self.optimizer.step()
-        self.task.after_step(self.accelerator.unwrap_model(self.model))
-        self.step += 1
-        self.window.rate = rate
-
-    def share(self, samples: int) -> float:
-        """The weight of this process's part of a batch: parts of the last one may differ."""
-        world: int = self.accelerator.num_processes
-        if world == 1:
-            return 1.0
-        counts = self.accelerator.gather(torch.tensor([samples], device=self.accelerator.device))
-        total = int(counts.sum())
-        return world * samples / max(1, total)
-
     def tell(self, display: Display) -> None:
         """Log the mean of the steps since the last time: the only host sync of the loop."""
         values = self.window.empty(self.accelerator)
-        if not isfinite(values["loss"]):
-            raise ZooError(
-                f"the loss is {values['loss']} at step {self.step}: lower the learning rate, clip "
-                f"the gradient or damp the equilibrium; {self.run.last} is from before"
-            )
+        check_finite(values["loss"], self.step, f"; {self.run.last} is from before")
         display.step(self.step, values)
         self.write("train", values)
 
@@ -245,7 +210,8 @@ class Trainer:
     def save(self, path: Path) -> None:
         weights = self.accelerator.get_state_dict(self.model)  # of all processes together
         scaler = self.accelerator.scaler
-        state = gather_object([{"carry": on_cpu(self.carry), "randomness": random_state()}])
+        carry = to_device(self.carry, torch.device("cpu"))
+        state = gather_object([{"carry": carry, "randomness": random_state()}])
         if self.accelerator.is_main_process:
             Checkpoint(
                 step=self.step,
@@ -279,116 +245,3 @@ class Trainer:
         restore_random_state(held.randomness["ranks"][rank])
         if self.accelerator.is_main_process:
             self.run.forget_after(self.step)
-
-
-class Window:
-    """Numbers since the last line of the log, kept on the device until then."""
-
-    def __init__(self) -> None:
-        self.rate = 0.0
-        self._clear()
-
-    def _clear(self) -> None:
-        self._sums: dict[str, Tensor | float] = {}
-        self._stats: list[Any] = []
-        self._solver = SolverRecord()
-        self._steps = self._samples = 0
-        self.start()
-
-    def start(self) -> None:
-        """Let the clock of this window run from now."""
-        self._began = time.monotonic()
-
-    def pause(self, seconds: float) -> None:
-        """So long something else was done."""
-        self._began += seconds
-
-    def add(self, loss: Loss, samples: int) -> None:
-        self._steps += 1
-        self._samples += samples
-        for name, value in {"loss": loss.value, **loss.metrics}.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value.detach()
-        if loss.stats is not None:
-            self._stats.append(loss.stats)
-
-    def held(self) -> dict[str, Any]:
-        """What a checkpoint needs to go on within a window."""
-        sums = {name: float(total) for name, total in self._sums.items()}
-        return {"sums": sums, "steps": self._steps, "samples": self._samples}
-
-    def restore(self, held: dict[str, Any]) -> None:
-        self._sums, self._steps, self._samples = held["sums"], held["steps"], held["samples"]
-
-    def empty(self, accelerator: Accelerator) -> dict[str, float]:
-        """The means over all processes; begins a new window."""
-        seconds = max(1e-9, time.monotonic() - self._began)
-        for stats in self._stats:
-            self._solver.add(stats)
-        told = {name: float(total) / max(1, self._steps) for name, total in self._sums.items()}
-        if self._stats:
-            summary = self._solver.summary()
-            told |= {"nfe": summary["nfe"], "residual": summary["residual"]}
-        told["samples_per_s"] = self._samples / seconds
-        if accelerator.num_processes > 1:
-            local = torch.tensor(list(told.values()), device=accelerator.device)
-            means = accelerator.reduce(local, "mean").tolist()
-            told = dict(zip(told, means, strict=True))
-            told["samples_per_s"] *= accelerator.num_processes
-        self._clear()
-        return {**told, "lr": self.rate}
-
-
-def on_cpu(tree: Any) -> Any:
-    """Every tensor of a pytree on the host."""
-    return to_device(tree, torch.device("cpu"))
-
-
-def to_device(tree: Any, device: torch.device) -> Any:
-    """Every tensor of a pytree on the device."""
-    move = lambda t: t.to(device, non_blocking=True) if isinstance(t, Tensor) else t  # noqa: E731
-    return tree_map(move, tree)
-
-
-@contextmanager
-def closing_batches(trainer: Trainer, ahead: int = 2) -> Iterator[Iterator[Batch]]:
-    """Training batches from the step at hand, made by threads while the model computes."""
-    accelerator, preset = trainer.accelerator, trainer.preset
-    shard = Shard(accelerator.process_index, accelerator.num_processes)
-
-    def make(k: int) -> Future[Batch]:
-        return pool.submit(preset.task.train_batch, k, preset.seed, shard)
-
-    def batches() -> Iterator[Batch]:
-        pending = [make(k) for k in range(first, first + ahead)]
-        for k in count(first + ahead):
-            yield pending.pop(0).result()
-            pending.append(make(k))
-
-    first = trainer.step * preset.accumulate
-    pool = ThreadPoolExecutor(max_workers=ahead)
-    try:
-        yield batches()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-@contextmanager
-def interruptible() -> Iterator[list[int]]:
-    """A block in which Ctrl-C and SIGTERM are noted; a second Ctrl-C interrupts at once."""
-    received: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if received:
-            raise KeyboardInterrupt
-        received.append(number)
-
-    try:
-        former = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread, which alone may listen
-        yield received
-        return
-    try:
-        yield received
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)

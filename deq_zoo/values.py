@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from deq_zoo.errors import ZooError
+from deq_zoo.packages import require_family
 from torchdeq import DEQConfig
 from torchdeq.registry import suggest
 
@@ -45,7 +46,7 @@ def to_data(value: Any) -> Any:
 
 
 def from_data(data: Any) -> Any:
-    """The configuration that :func:`to_data` wrote."""
+    """The configuration that `to_data` wrote."""
     if isinstance(data, Mapping) and "class" in data:
         kind = _class(data["class"])
         hints = get_type_hints(kind)
@@ -73,6 +74,9 @@ def _class(path: str) -> type[Any]:
             f"a configuration names the class {path!r}; if its package is yours, call "
             f"deq_zoo.values.trust({module.split('.')[0]!r}) first"
         )
+    package, _, inner = module.partition(".")
+    if package == "deq_zoo":
+        require_family(inner.partition(".")[0])
     kind = getattr(import_module(module), name, None)
     if not (isinstance(kind, type) and is_dataclass(kind)):
         raise ZooError(f"a configuration names the class {path!r}, which does not exist")
@@ -93,7 +97,7 @@ def paths(value: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
 
 
 def with_settings(value: Any, settings: Sequence[str]) -> Any:
-    """The configuration with ``path=value`` settings applied.
+    """The configuration with `path=value` settings applied.
 
     A path may be shortened to its last parts as long as one field alone ends with them. All are
     applied at once: a setting may need another that comes after it. Of fields that exclude each
@@ -154,17 +158,15 @@ def _with(value: Any, changes: Mapping[str, Any]) -> Any:
 
 
 def _parse(text: str, kind: Any, path: str) -> Any:
-    """Text from a command line as a value of the field's type."""
+    """Return text from a command line as a value of the field's type."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         if type(None) in inner and text.lower() in ("none", ""):
             return None
         for option in inner:
             if option is not type(None):
-                try:
+                with suppress(ZooError):
                     return _parse(text, option, path)
-                except ZooError:
-                    continue
     elif origin is Literal:
         if text in map(str, inner):
             return next(item for item in inner if str(item) == text)
@@ -175,29 +177,32 @@ def _parse(text: str, kind: Any, path: str) -> Any:
         if origin is tuple and ... not in inner and len(parsed) != len(inner):
             raise ZooError(f"{path} takes {len(inner)} values, got {len(parsed)}")
         return origin(parsed)
-    elif kind is bool:
-        if text.lower() in ("true", "1", "yes", "on"):
-            return True
-        if text.lower() in ("false", "0", "no", "off"):
-            return False
-    elif kind is int:
-        with suppress(ValueError):
-            return int(text)
-        with suppress(ValueError, OverflowError):
-            if float(text).is_integer():
-                return int(float(text))
-    elif kind is float:
-        with suppress(ValueError):
-            return float(text)
-    elif kind is str:
-        return text
     else:
-        try:
-            return ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            pass
+        with suppress(KeyError, ValueError, SyntaxError, OverflowError):
+            return _scalar(text, kind)
     name = getattr(kind, "__name__", str(kind))
     raise ZooError(f"{path} takes {name}, got {text!r}")
+
+
+def _scalar(text: str, kind: Any) -> Any:
+    """Return text as a truth value, number, string or literal; raise an error if it is none."""
+    if kind is bool:
+        return _TRUTH[text.lower()]
+    if kind is int:
+        with suppress(ValueError):
+            return int(text)
+        number = float(text)
+        if number.is_integer():
+            return int(number)
+        raise ValueError(text)
+    if kind is float:
+        return float(text)
+    return text if kind is str else ast.literal_eval(text)
+
+
+_TRUTH = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(
+    ("false", "0", "no", "off"), False
+)
 
 
 def _shaped(value: Any, kind: Any) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from deq_zoo.checks import check_fields
 from deq_zoo.diffusion.chain import ParallelChain, precision
 from torchdeq import StopRule, solve
 from torchdeq.solver import make_solver
@@ -16,12 +17,12 @@ from torchdeq.solver import make_solver
 
 @dataclass(frozen=True)
 class Adjoint:
-    r"""How the adjoint states :math:`\mu_k = d\ell / d z_k` are found.
+    r"""How the adjoint states $\mu_k = d\ell / d z_k$ are found.
 
-    .. math:: \mu_k = h_k + a_k \mu_{k+1} + (\partial r_k / \partial z_k)^\top \mu_{k+1},
-              \qquad \mu_T = h_T
+    $$\mu_k = h_k + a_k \mu_{k+1} + (\partial r_k / \partial z_k)^\top \mu_{k+1},
+    \qquad \mu_T = h_T$$
 
-    with :math:`h_k` the loss's own gradient at each state. It is the chain in reverse, and again a
+    with $h_k$ the loss's own gradient at each state. It is the chain in reverse, and again a
     triangular fixed point: the products of all steps in a window are one batch.
 
     Args:
@@ -39,10 +40,7 @@ class Adjoint:
     max_iter: int = 0
 
     def __post_init__(self) -> None:
-        if self.window < 0 or self.max_iter < 0:
-            raise ValueError(
-                f"window and max_iter must be at least 0, got {self.window} and {self.max_iter}"
-            )
+        check_fields(self, 0, "window", "max_iter")
 
     def states(self, chain: ParallelChain, inputs: Tensor, h: Tensor) -> tuple[Tensor, Work]:
         """The adjoint of every state, initial noise first: (B, T + 1, C, H, W).
@@ -90,8 +88,14 @@ class Work:
     evaluations: int = 0
 
     def add(self, images: int) -> None:
+        """Count one round that shows the network so many images."""
         self.rounds += 1
         self.evaluations += images
+
+    def __iadd__(self, other: Work) -> Self:
+        self.rounds += other.rounds
+        self.evaluations += other.evaluations
+        return self
 
 
 class _Span:
@@ -175,8 +179,7 @@ class _States(torch.autograd.Function):
         inputs = torch.cat((z0[:, None], Z[:, :-1]), dim=1)
         h = torch.cat((torch.zeros_like(z0)[:, None], g), dim=1)
         mu, work = ctx.adjoint.states(ctx.chain, inputs, h)
-        ctx.work.rounds += work.rounds
-        ctx.work.evaluations += work.evaluations
+        ctx.work += work
         to_noise = None
         if ctx.needs_input_grad[2]:
             c = ctx.chain.steps.c.to(g.device, g.dtype)

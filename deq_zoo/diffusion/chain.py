@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from deq_zoo.checks import check_at_least
 from deq_zoo.diffusion.steps import Steps
 from torchdeq.registry import suggest
 
@@ -20,27 +21,27 @@ _BLOCK = 64  # steps whose residuals are held in float64 at once
 class ParallelChain:
     r"""The states of a sampling chain as the fixed point of one function.
 
-    From the initial noise :math:`z_0` a scheduler makes :math:`z_1, \dots, z_T`, the last of them
-    the image, one after the other. With the residuals :math:`r_k(z) = \mathrm{step}_k(z) - a_k z`
+    From the initial noise $z_0$ a scheduler makes $z_1, \dots, z_T$, the last of them
+    the image, one after the other. With the residuals $r_k(z) = \mathrm{step}_k(z) - a_k z$
     the same states solve
 
-    .. math:: f(Z)_{k+1} = a_k f(Z)_k + r_k(z_k), \qquad f(Z)_0 = z_0
+    $$f(Z)_{k+1} = a_k f(Z)_k + r_k(z_k), \qquad f(Z)_0 = z_0$$
 
     where all calls of the network are one batch (Pokle et al., 2022; here for any step, clipped or
-    not). The Jacobian of :math:`f` is strictly lower triangular: there is exactly one fixed point,
-    and plain iteration has found it after :math:`T` evaluations.
+    not). The Jacobian of $f$ is strictly lower triangular: there is exactly one fixed point,
+    and plain iteration has found it after $T$ evaluations.
 
-    Shapes: ``z0`` is ``(B, C, H, W)``; states ``Z`` and noises are ``(B, T, C, H, W)``, row k of Z
-    being :math:`z_{k+1}`. The recursion is computed in float64, as its terms grow and cancel.
+    Shapes: `z0` is `(B, C, H, W)`; states `Z` and noises are `(B, T, C, H, W)`, row k of Z
+    being $z_{k+1}$. The recursion is computed in float64, as its terms grow and cancel.
 
     Args:
-        unet: called as ``unet(x, t)`` with a timestep for each image of ``x``; what it returns is
-            the output or has it as ``.sample``. It stays as it is, and gets no gradient.
+        unet: called as `unet(x, t)` with a timestep for each image of `x`; what it returns is
+            the output or has it as `.sample`. It stays as it is, and gets no gradient.
         scheduler: a DDIMScheduler or DDPMScheduler of diffusers.
         timesteps: how many, or which, in falling order.
         eta: noise of DDIM: 0 for none, 1 for as much as DDPM.
-        scope: what a solver takes for a sample: ``"trajectory"``, all states of an image, or
-            ``"timestep"``, each state on its own, as the authors' release does.
+        scope: what a solver takes for a sample: `"trajectory"`, all states of an image, or
+            `"timestep"`, each state on its own, as the authors' release does.
         chunk: the largest batch the network gets; bounds the memory.
     """
 
@@ -56,8 +57,7 @@ class ParallelChain:
     ) -> None:
         if scope not in SCOPES:
             raise ValueError(f"unknown scope {scope!r}{suggest(scope, SCOPES)}")
-        if chunk < 1:
-            raise ValueError(f"chunk, the network's largest batch, must be at least 1, got {chunk}")
+        check_at_least(1, chunk=chunk)
         self.unet, self.scope, self.chunk = unet, scope, chunk
         self.steps = Steps.of(scheduler, timesteps, eta)
 
@@ -70,7 +70,7 @@ class ParallelChain:
         """One application of f.
 
         Args:
-            Z: (B, n, C, H, W), states after the steps ``first``, ``first + 1``, ...
+            Z: (B, n, C, H, W), states after the steps `first`, `first + 1`, ...
             z0: the state before them.
             noise: of the whole chain.
             first: any run of steps is a chain of its own.
@@ -128,7 +128,7 @@ class ParallelChain:
         return self.steps.t[rows].to(like.device)
 
     def residual(self, z: Tensor, m: Tensor, noise: Tensor | None, rows: Tensor) -> Tensor:
-        """``step(z) - a z`` for (N, C, H, W) states; ``rows`` are their steps, one or N."""
+        """`step(z) - a z` for (N, C, H, W) states; `rows` are their steps, one or N."""
 
         def of(coefficients: Tensor) -> Tensor:
             return coefficients[rows].to(z.device, kind).view(-1, 1, 1, 1)
@@ -156,7 +156,7 @@ class ParallelChain:
         noise: Tensor | None = None,
         each: Callable[[int, Tensor], object] | None = None,
     ) -> Tensor:
-        """The chain one step after the other: its image; differentiable if ``z0`` asks for it.
+        """The chain one step after the other: its image; differentiable if `z0` asks for it.
 
         Args:
             z0: the initial noise.

@@ -21,7 +21,7 @@ _TOP = {
 
 
 def from_ddpm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state_dict of the old format as one of ``UNet2DModel``.
+    """A state_dict of the old format as one of `UNet2DModel`.
 
     Attention's 1 x 1 convolutions become matrices. Names of diffusers stay, but for those its
     attention had at first.

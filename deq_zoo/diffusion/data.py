@@ -81,7 +81,7 @@ def to_bytes(images: Tensor) -> Tensor:
 def read_image(
     path: Path, size: int, channels: int, box: tuple[int, int, int, int] | None = None
 ) -> Tensor:
-    """An image file as (C, size, size) in [-1, 1]: cut to ``box``, its centre, resized.
+    """An image file as (C, size, size) in [-1, 1]: cut to `box`, its centre, resized.
 
     It is turned as its camera says, and what is transparent shows white.
     """
@@ -132,9 +132,9 @@ def folder(
     channels: int,
     box: tuple[int, int, int, int] | None = None,
 ) -> Images:
-    """Image files below ``root/train`` and ``root/val``, or one in twenty of all held out.
+    """Image files below `root/train` and `root/val`, or one in twenty of all held out.
 
-    Where CelebA's ``list_eval_partition.txt`` lies beside them, it decides.
+    Where CelebA's `list_eval_partition.txt` lies beside them, it decides.
     """
     part = "train" if split == "train" else "val"
     partition = root / "list_eval_partition.txt"

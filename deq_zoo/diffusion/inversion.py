@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Literal
@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from deq_zoo.checks import check_at_least
 from deq_zoo.diffusion.adjoint import Adjoint, Work
 from deq_zoo.diffusion.chain import ParallelChain
 from deq_zoo.diffusion.sampling import parallel_sample
@@ -78,8 +79,8 @@ def invert(
     Args:
         chain: the chain.
         images: (B, C, H, W), in [-1, 1].
-        method: ``"implicit"``, the exact gradient through the equilibrium; ``"phantom"``, the
-            paper's gradient of a few damped steps; ``"sequential"``, through the chain step by
+        method: `"implicit"`, the exact gradient through the equilibrium; `"phantom"`, the
+            paper's gradient of a few damped steps; `"sequential"`, through the chain step by
             step, with the memory that takes.
         steps: of Adam.
         lr: its rate.
@@ -97,44 +98,55 @@ def invert(
     """
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}{suggest(method, METHODS)}")
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
+    check_at_least(1, steps=steps)
+    _check_tensors(chain, images, start, states)
+    began, work = perf_counter(), Work()
+    if start is None:
+        start = chain.encode(images)
+        work += Work(len(chain) - 1, (len(chain) - 1) * len(images))
+    rule = make_solver(solver, {}) if isinstance(solver, str) else solver
+    stop = StopRule(15, 1e-3, "rel") if stop is None else stop
+    forward = _Forward(chain, method, rule, stop, adjoint, phantom or Phantom(tau=0.1), warm)
+    forward.states = states
+    best = _Best(start.detach().clone(), torch.zeros_like(images), _infinite(images))
+    history = []
+    for k, (z, image, sse, used) in enumerate(_descend(forward, start, noise, images, steps, lr)):
+        work += used
+        history.append(sse)
+        best.update(z, image, sse)
+        ended = each is not None and each(k, sse) is True
+        if ended or bool((best.sse <= enough).all()):
+            break
+    seconds = perf_counter() - began
+    return Inversion(best.noise, best.image, best.sse, torch.stack(history), seconds, work)
+
+
+def _check_tensors(
+    chain: ParallelChain, images: Tensor, start: Tensor | None, states: Tensor | None
+) -> None:
     if not bool(images.isfinite().all()):
         raise ValueError("images must be finite, in [-1, 1]: some values are NaN or infinite")
     want = (len(images), len(chain), *images.shape[1:])
     if states is not None and tuple(states.shape) != want:
         raise ValueError(f"states must be (B, T, C, H, W) = {want}, got {tuple(states.shape)}")
-    began, work = perf_counter(), Work()
-    if start is None:
-        start = chain.encode(images)
-        work.rounds += len(chain) - 1
-        work.evaluations += (len(chain) - 1) * len(images)
-    elif start.shape != images.shape:
+    if start is not None and start.shape != images.shape:
         raise ValueError(f"start must be shaped like images, got {tuple(start.shape)}")
-    rule = make_solver(solver, {}) if isinstance(solver, str) else solver
-    stop = StopRule(15, 1e-3, "rel") if stop is None else stop
-    forward = _Forward(chain, method, rule, stop, adjoint, phantom or Phantom(tau=0.1), warm)
-    forward.states = states
+
+
+def _descend(
+    forward: _Forward, start: Tensor, noise: Tensor | None, images: Tensor, steps: int, lr: float
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Work]]:
+    """Yield noise, image, summed squared error and work before each step of Adam."""
     z = start.detach().clone().requires_grad_()
     optimizer = torch.optim.Adam([z], lr=lr)
-    best = _Best(z.detach().clone(), torch.zeros_like(images), _infinite(images))
-    history = []
-    for k in range(steps):
+    for _ in range(steps):
         optimizer.zero_grad(set_to_none=True)
         with torch.enable_grad():
             image, used = forward(z, noise)
             sse = (image - images).square().flatten(1).sum(1)
             torch.autograd.backward(sse.sum(), inputs=[z])
-        work.rounds += used.rounds
-        work.evaluations += used.evaluations
-        history.append(sse.detach())
-        best.update(z.detach(), image.detach(), sse.detach())
-        ended = each is not None and each(k, sse.detach()) is True
-        if ended or bool((best.sse <= enough).all()):
-            break
+        yield z.detach(), image.detach(), sse.detach(), used
         optimizer.step()
-    seconds = perf_counter() - began
-    return Inversion(best.noise, best.image, best.sse, torch.stack(history), seconds, work)
 
 
 class _Forward:
@@ -229,8 +241,7 @@ def interpolate(a: Tensor, b: Tensor, n: int) -> Tensor:
         b: the last.
         n: how many, both ends included.
     """
-    if n < 2:
-        raise ValueError(f"both ends are among the noises: n must be at least 2, got {n}")
+    check_at_least(2, n=n)  # both ends are among the noises
     if a.shape != b.shape or a.dim() < 3:
         raise ValueError(
             f"both noises must be (..., C, H, W), got {tuple(a.shape)} and {tuple(b.shape)}"

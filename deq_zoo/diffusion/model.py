@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from deq_zoo.checks import check_fields
 from deq_zoo.diffusion.package import diffusers
 
 
@@ -35,9 +35,7 @@ class UNetConfig:
     groups: int = 32
 
     def __post_init__(self) -> None:
-        for name in ("size", "channels", "blocks", "groups"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_fields(self, 1, "size", "channels", "blocks", "groups")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}")
         if not self.widths or any(width < 1 or width % self.groups for width in self.widths):
@@ -58,7 +56,7 @@ DIGITS = UNetConfig(
 
 
 def make_unet(config: UNetConfig) -> nn.Module:
-    """The ``UNet2DModel`` that is the network of the DDPM release, layer by layer."""
+    """The `UNet2DModel` that is the network of the DDPM release, layer by layer."""
     sides = [config.size // 2**i for i in range(len(config.widths))]
     attends = [side in config.attention for side in sides]
     down = ["AttnDownBlock2D" if here else "DownBlock2D" for here in attends]
@@ -85,8 +83,8 @@ def make_unet(config: UNetConfig) -> nn.Module:
 class Denoiser(nn.Module):
     r"""A network that tells the noise in an image, and the average of its weights over training.
 
-    .. math:: \bar\theta \leftarrow d_n \bar\theta + (1 - d_n)\, \theta, \qquad
-              d_n = \min(\mathrm{decay}, (1 + n) / (10 + n))
+    $$\bar\theta \leftarrow d_n \bar\theta + (1 - d_n)\, \theta, \qquad
+    d_n = \min(\mathrm{decay}, (1 + n) / (10 + n))$$
 
     after update n: early weights are forgotten soon. In training mode the network itself answers,
     in evaluation mode the average.
@@ -128,7 +126,6 @@ class _Decay:
 
     decay: float
 
-    @torch.no_grad()
     def __call__(self, average: Any, current: Any, n: Any) -> None:
-        share = 1 - min(self.decay, (1 + float(n)) / (10 + float(n)))
-        torch._foreach_lerp_(average, current, share)
+        decay = min(self.decay, (1 + float(n)) / (10 + float(n)))
+        get_ema_multi_avg_fn(decay)(average, current, n)

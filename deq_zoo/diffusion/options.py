@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
+from deq_zoo.checks import check_fields
+
 
 @dataclass(frozen=True)
 class ChainConfig:
@@ -28,19 +30,19 @@ class ChainConfig:
     chunk: int = 64
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "steps", "chunk")
-        _at_least(self, 0, "window")
+        check_fields(self, 1, "steps", "chunk", finite=True)
+        check_fields(self, 0, "window", finite=True)
         _check_eta(self.eta)
 
 
 @dataclass(frozen=True)
 class InversionConfig:
-    """How images are inverted; solvers, ``ift``, ``grad`` and ``tau`` are the equilibrium's.
+    """How images are inverted; solvers, `ift`, `grad` and `tau` are the equilibrium's.
 
     Args:
         images: held-out images to invert when the model is judged.
         steps: of Adam, for images of one's own.
-        judged_steps: the most of them when the model is judged; as many as ``steps`` give numbers
+        judged_steps: the most of them when the model is judged; as many as `steps` give numbers
             to compare with the paper's.
         lr: its rate.
         warm: whether each solve starts from the states of the one before.
@@ -57,8 +59,8 @@ class InversionConfig:
     enough: float = 0.5
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "steps", "judged_steps")
-        _at_least(self, 0, "images", "window", "enough")
+        check_fields(self, 1, "steps", "judged_steps", finite=True)
+        check_fields(self, 0, "images", "window", "enough", finite=True)
         if not 0 < self.lr < inf:
             raise ValueError(f"lr must be a number above 0, got {self.lr}")
 
@@ -71,7 +73,7 @@ class Sampling:
         n: images.
         steps: of the chain.
         eta: noise: 0 for DDIM, 1 for as much as DDPM.
-        solver: by its registered name; ``sequential`` runs the chain step by step.
+        solver: by its registered name; `sequential` runs the chain step by step.
         tol: relative residual.
         window: states worked on at once; 0 for all.
         seed: of the noise.
@@ -86,15 +88,9 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "n", "steps")
-        _at_least(self, 0, "tol", "window")
+        check_fields(self, 1, "n", "steps", finite=True)
+        check_fields(self, 0, "tol", "window", finite=True)
         _check_eta(self.eta)
-
-
-def _at_least(options: object, least: int, *names: str) -> None:
-    for name in names:
-        if not least <= getattr(options, name) < inf:
-            raise ValueError(f"{name} must be at least {least}, got {getattr(options, name)}")
 
 
 def _check_eta(eta: float) -> None:

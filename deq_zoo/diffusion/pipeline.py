@@ -18,11 +18,11 @@ _diffusers = diffusers()
 class DEQDDIMPipeline(_diffusers.DiffusionPipeline):  # type: ignore[misc,name-defined]
     """Unconditional images by DDIM, all steps solved at once.
 
-    Called, saved and loaded like ``DDIMPipeline``; folders of ``DDIMPipeline`` and ``DDPMPipeline``
+    Called, saved and loaded like `DDIMPipeline`; folders of `DDIMPipeline` and `DDPMPipeline`
     load as they are, and the images are DDIM's.
 
     Args:
-        unet: a ``UNet2DModel``.
+        unet: a `UNet2DModel`.
         scheduler: any of diffusers whose configuration fits DDIM's.
     """
 
@@ -58,8 +58,8 @@ class DEQDDIMPipeline(_diffusers.DiffusionPipeline):  # type: ignore[misc,name-d
             generator: of the noise, one or one per image.
             eta: 0 for DDIM, 1 for as much noise as DDPM.
             num_inference_steps: of the chain.
-            output_type: ``"pil"``, ``"np"`` or ``"pt"``; the latter two in [0, 1].
-            return_dict: an ``ImagePipelineOutput``, else a tuple.
+            output_type: `"pil"`, `"np"` or `"pt"`; the latter two in [0, 1].
+            return_dict: an `ImagePipelineOutput`, else a tuple.
             solver: any registered solver.
             tol: relative residual of each image's states.
             max_iter: evaluations allowed; 0 for twice the steps.

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deq_zoo.checks import check_at_least
 from deq_zoo.diffusion.adjoint import Adjoint, Work, attach
 from deq_zoo.diffusion.chain import ParallelChain
 from torchdeq import SolverStat, Status, StopRule, solve
@@ -57,7 +58,7 @@ def parallel_sample(
     """The states to which a chain leads, found all at once.
 
     They are those of the sequential chain, up to the tolerance. With grad mode on, they are
-    differentiable with respect to ``z0`` and ``noise``, by the chain's own derivative at them; the
+    differentiable with respect to `z0` and `noise`, by the chain's own derivative at them; the
     network's weights get no gradient.
 
     Args:
@@ -67,7 +68,7 @@ def parallel_sample(
         solver: a registered solver, by name or as an object.
         stop: evaluations allowed, and tolerance; by default until the residual is 1e-4 of the
             state, with a budget that plain iteration never needs.
-        start: states to start from, (B, T, C, H, W); copies of ``z0`` by default.
+        start: states to start from, (B, T, C, H, W); copies of `z0` by default.
         window: states worked on at once; those before it are done and no longer evaluated, those
             after it wait. 0 solves all of them in one go.
         burst: evaluations before the window slides; by default 1 for plain iteration, else 8.
@@ -76,8 +77,7 @@ def parallel_sample(
         progress: called after each round.
     """
     chain.check(z0, noise)
-    if window < 0 or burst < 0:
-        raise ValueError(f"window and burst must be at least 0, got {window} and {burst}")
+    check_at_least(0, window=window, burst=burst)
     if on_failure not in POLICIES:
         raise ValueError(f"unknown failure policy {on_failure!r}{suggest(on_failure, POLICIES)}")
     rule = make_solver(solver, {}) if isinstance(solver, str) else solver
@@ -107,7 +107,7 @@ def _start(chain: ParallelChain, z0: Tensor, start: Tensor | None) -> Tensor:
 
 
 class _Map:
-    """f of the steps from ``first`` on, for a solver; it counts, and remembers its last call."""
+    """f of the steps from `first` on, for a solver; it counts, and remembers its last call."""
 
     def __init__(
         self, chain: ParallelChain, z0: Tensor, noise: Tensor | None, progress: Progress | None
@@ -176,14 +176,26 @@ def _slide(
         moved = max(1, int(met.int().cumprod(0).sum()))
         Z[:, end : end + moved] = Z[:, end - 1 : end]  # a better guess than what was there
         first, end = first + moved, min(end + moved, T)
+    return Z, _chain_stats(sizes, norms, lost, first == T, f.work.rounds)
+
+
+def _chain_stats(sizes: Tensor, norms: Tensor, lost: Tensor, done: bool, rounds: int) -> SolverStat:
+    """Return the statistics of chains from residuals and norms (B, T) of their states.
+
+    Args:
+        sizes: residual of each state.
+        norms: norm of each state.
+        lost: (B,) chains that are not finite.
+        done: whether the window has reached the end.
+        rounds: evaluations of f.
+    """
     size, norm = sizes.norm(dim=1), norms.norm(dim=1)
-    ended = torch.full_like(size, int(Status.CONVERGED if first == T else Status.MAX_ITER))
+    ended = torch.full_like(size, int(Status.CONVERGED if done else Status.MAX_ITER))
     status = torch.where(lost, int(Status.NONFINITE), ended)
-    stats = SolverStat(
+    return SolverStat(
         abs_lowest=torch.where(lost, inf, size),
         rel_lowest=torch.where(lost, inf, size / norm),
-        nstep=torch.full_like(size, f.work.rounds),
-        nfe=f.work.rounds,
+        nstep=torch.full_like(size, rounds),
+        nfe=rounds,
         status=status.to(torch.int8),
     )
-    return Z, stats

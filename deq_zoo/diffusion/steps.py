@@ -22,13 +22,13 @@ _VARIANCES = ("fixed_small", "fixed_small_log", "fixed_large")
 
 @dataclass(frozen=True)
 class Steps:
-    r"""Coefficients of :math:`T` steps, float64.
+    r"""Coefficients of $T$ steps, float64.
 
-    With :math:`m_k` the network's output at :math:`z_k`, :math:`\xi_k` unit noise and ``clip``
+    With $m_k$ the network's output at $z_k$, $\xi_k$ unit noise and `clip`
     what the scheduler does to the image it predicts,
 
-    .. math:: \hat x_k = p_k z_k + q_k m_k, \qquad
-              z_{k+1} = a_k z_k + b_k m_k + c_k \xi_k + A_k [\mathrm{clip}(\hat x_k) - \hat x_k]
+    $$\hat x_k = p_k z_k + q_k m_k, \qquad
+    z_{k+1} = a_k z_k + b_k m_k + c_k \xi_k + A_k [\mathrm{clip}(\hat x_k) - \hat x_k]$$
 
     Args:
         t: (T,) timesteps in the order of execution, whole numbers.
@@ -62,7 +62,7 @@ class Steps:
 
     @classmethod
     def of(cls, scheduler: Any, timesteps: int | Sequence[int], eta: float = 0.0) -> Steps:
-        """The steps of a ``DDIMScheduler`` or ``DDPMScheduler`` of diffusers.
+        """The steps of a `DDIMScheduler` or `DDPMScheduler` of diffusers.
 
         Args:
             scheduler: it is read, not changed.
@@ -89,8 +89,8 @@ class Steps:
 def spaced(spacing: str, n: int, train_steps: int = 1000) -> list[int]:
     """The timesteps of the paper's experiments, falling, each once.
 
-    ``uniform`` is every ``train_steps // n``-th. ``quad`` is dense near the image and starts at 0.8
-    of the training's steps; for many steps it has fewer than ``n`` distinct ones.
+    `uniform` is every `train_steps // n`-th. `quad` is dense near the image and starts at 0.8
+    of the training's steps; for many steps it has fewer than `n` distinct ones.
     """
     if not 1 <= n <= train_steps:
         raise ValueError(f"a chain has 1 to {train_steps} steps, got {n}")

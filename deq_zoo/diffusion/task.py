@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,16 +11,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from deq_zoo.checks import check_fields
+from deq_zoo.data_dir import data_folder
 from deq_zoo.diffusion import data as sets
-from deq_zoo.diffusion.adjoint import Adjoint
 from deq_zoo.diffusion.chain import ParallelChain
+from deq_zoo.diffusion.chain_task import ChainTask
 from deq_zoo.diffusion.convert import from_ddpm
-from deq_zoo.diffusion.inversion import Inversion, invert
 from deq_zoo.diffusion.model import CIFAR10, Denoiser, UNetConfig
-from deq_zoo.diffusion.options import ChainConfig, InversionConfig, Sampling
-from deq_zoo.diffusion.package import diffusers
-from deq_zoo.diffusion.sampling import parallel_sample
-from deq_zoo.diffusion.steps import spaced
+from deq_zoo.diffusion.options import ChainConfig, InversionConfig
 from deq_zoo.errors import DataError, ZooError
 from deq_zoo.record import SolverRecord
 from deq_zoo.task import (
@@ -29,21 +27,18 @@ from deq_zoo.task import (
     Picture,
     Score,
     Shard,
-    Task,
     batch_indices,
     generator,
     steps_in_epoch,
 )
-from torchdeq import DEQConfig, Phantom, SolverStat
-from torchdeq.registry import suggest
-from torchdeq.solver import SOLVERS, make_solver
+from torchdeq import DEQConfig
 
 _SHAPES = {"digits": (14, 1), "cifar10": (32, 3)}  # sides and channels of what is not resized
 _SHOWN_IMAGES, _SHOWN_STEPS, _SHOWN_CHAIN = 8, 20, 50  # what a picture may take at most
 
 
 @dataclass(frozen=True)
-class Denoise(Task):
+class Denoise(ChainTask):
     """Predict the noise in an image; judged on held-out images, sampled and inverted in parallel.
 
     Args:
@@ -51,7 +46,7 @@ class Denoise(Task):
         deq: options of the equilibrium, for sampling and inversion.
         chain: the chain that is solved.
         inversion: how images are inverted.
-        data: digits (embedded), blobs (for tests), cifar10, celeba or folder (from ``data_dir``).
+        data: digits (embedded), blobs (for tests), cifar10, celeba or folder (from `data_dir`).
         data_dir: folder with the data set's files.
         batch: images per step.
         flip: whether training images are mirrored at random.
@@ -82,12 +77,8 @@ class Denoise(Task):
     limit: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("batch", "noise_levels"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("limit", "eval_images", "previews"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        check_fields(self, 1, "batch", "noise_levels")
+        check_fields(self, 0, "limit", "eval_images", "previews")
         if self.chain.steps > self.noise_levels:
             raise ValueError(
                 f"a chain has at most noise_levels={self.noise_levels} steps, got "
@@ -114,24 +105,11 @@ class Denoise(Task):
             return sets.blobs(split, size, channels)
         if self.data == "digits":
             return sets.digits(split)
-        if self.data_dir is None:
-            raise DataError(
-                f"{self.data} is read from disk: say where it is with --data-dir FOLDER"
-            )
-        root = Path(self.data_dir)
+        root = data_folder(self.data_dir, self.data)
         if self.data == "cifar10":
             return sets.cifar10(root, split)
         box = sets.CELEBA_BOX if self.data == "celeba" else None
         return sets.folder(root, split, size, channels, box)
-
-    @cached_property
-    def scheduler(self) -> Any:
-        """DDIM's scheduler for the noise levels of training: linear betas, nothing clipped."""
-        return diffusers().DDIMScheduler(
-            num_train_timesteps=self.noise_levels,
-            clip_sample=False,
-            prediction_type=self.prediction,
-        )
 
     def build(self) -> nn.Module:
         return Denoiser(self.net, self.decay)
@@ -182,11 +160,6 @@ class Denoise(Task):
     def after_step(self, model: nn.Module) -> None:
         model.update_average()  # type: ignore[operator]
 
-    def make_chain(self, model: nn.Module, config: ChainConfig) -> ParallelChain:
-        """A chain of the model's."""
-        t = spaced(config.spacing, config.steps, self.noise_levels)
-        return ParallelChain(model, self.scheduler, t, config.eta, config.scope, chunk=config.chunk)
-
     def evaluate(self, model: nn.Module, device: torch.device, thorough: bool) -> Evaluation:
         record, n = SolverRecord(), len(self.held_out)
         rows = torch.arange(min(n, self.eval_images or n))
@@ -224,48 +197,8 @@ class Denoise(Task):
         exact = chain.sequential(z0, noise)
         return {"chain_error": float((images - exact).norm() / exact.norm())}
 
-    def initial(
-        self, chain: ParallelChain, n: int, seed: int, device: torch.device
-    ) -> tuple[Tensor, Tensor | None]:
-        """Noise to start from, and that of the steps; the same on every device."""
-        rng = generator("sample", seed)
-        z0 = torch.randn(n, self.net.channels, self.net.size, self.net.size, generator=rng)
-        noise = chain.noise(z0, rng)
-        return z0.to(device), None if noise is None else noise.to(device)
-
-    def solved(
-        self, chain: ParallelChain, z0: Tensor, noise: Tensor | None, window: int | None = None
-    ) -> tuple[Tensor, SolverStat, Any]:
-        """Images, how the solve went and what it took, as the options say."""
-        rule = make_solver(self.deq.f_solver, self.deq.f_solver_kwargs)
-        found = parallel_sample(
-            chain, z0, noise, solver=rule, stop=self.deq.f_stop, on_failure="ignore",
-            window=self.chain.window if window is None else window,
-        )  # fmt: skip
-        return found.image, found.stats, found.work
-
     def _targets(self, n: int) -> Tensor:
         return self.held_out.take(torch.arange(min(n, len(self.held_out))))
-
-    def invert(self, model: nn.Module, images: Tensor) -> Inversion:
-        """Noise for images, as the options say."""
-        deq, how = self.deq, self.inversion
-        chain = self.make_chain(model, self.chain)
-        rng = generator("inversion")
-        return invert(
-            chain,
-            images,
-            method="implicit" if deq.implicit else "phantom",
-            steps=how.steps,
-            lr=how.lr,
-            noise=chain.noise(images, rng),
-            solver=make_solver(deq.f_solver, deq.f_solver_kwargs),
-            stop=deq.f_stop,
-            adjoint=Adjoint(window=how.window, tol=deq.b_tol),
-            phantom=Phantom(grad=deq.grad[-1], tau=deq.tau),
-            warm=how.warm,
-            enough=how.enough,
-        )
 
     def pictures(self, model: nn.Module, device: torch.device) -> list[Picture]:
         from deq_zoo.diffusion.pictures import chains, inversions, progress
@@ -321,7 +254,7 @@ class Denoise(Task):
     def predict(
         self, model: nn.Module, files: Sequence[Path], out: Path | None, device: torch.device
     ) -> list[str]:
-        """Invert images; beside ``out`` or the files: the reconstruction and the noise."""
+        """Invert images; beside `out` or the files: the reconstruction and the noise."""
         from deq_zoo.diffusion.pictures import write_image
 
         places = [(out or file.parent) / file.stem for file in files]
@@ -348,45 +281,3 @@ class Denoise(Task):
             f"{found.work.evaluations} evaluations"
         )
         return lines
-
-    def sampling(self) -> Sampling:
-        return Sampling(eta=self.chain.eta, steps=self.chain.steps, window=self.chain.window)
-
-    def sample(
-        self, model: nn.Module, options: Sampling, out: Path, device: torch.device
-    ) -> Iterator[str]:
-        """Sample images into one picture."""
-        try:
-            yield self._sample(model, options, out, device)
-        except (ValueError, NotImplementedError) as error:
-            raise ZooError(f"cannot sample: {error}") from error
-
-    def _sample(self, model: nn.Module, options: Sampling, out: Path, device: torch.device) -> str:
-        from deq_zoo.diffusion.pictures import write_grid
-
-        sequential = options.solver == "sequential"
-        if not sequential and options.solver not in SOLVERS:
-            known = [*SOLVERS, "sequential"]
-            raise ZooError(f"unknown solver {options.solver!r}{suggest(options.solver, known)}")
-        config = replace(self.chain, steps=options.steps, eta=options.eta)
-        chain = self.make_chain(model, config)
-        z0, noise = self.initial(chain, options.n, options.seed, device)
-        out.mkdir(parents=True, exist_ok=True)
-        path = out / f"samples-{options.seed}.png"
-        with torch.no_grad():
-            if sequential:
-                images, told = chain.sequential(z0, noise), f"{len(chain)} rounds"
-            else:
-                deq = self.deq.with_options(
-                    f_tol=options.tol, f_stop_mode="rel", f_max_iter=2 * len(chain) + 10
-                )
-                if options.solver != deq.f_solver:
-                    deq = deq.with_options(f_solver=options.solver, f_solver_kwargs={})
-                task = replace(self, deq=deq)
-                images, stats, work = task.solved(chain, z0, noise, options.window)
-                told = (
-                    f"{work.rounds} rounds instead of {len(chain)}, {work.evaluations} "
-                    f"evaluations, relative residual {float(stats['rel_lowest'].max()):.1e}"
-                )
-        write_grid(path, images)
-        return f"{options.n} images in {path}: {told}"

@@ -90,7 +90,7 @@ class Augment:
 
 
 def with_noise(pair: Pair, largest: float, rng: torch.Generator) -> Pair:
-    """Both frames, as floats from 0 to 255, under noise of one strength up to ``largest``."""
+    """Both frames, as floats from 0 to 255, under noise of one strength up to `largest`."""
     sigma = _uniform(0, largest, rng)
     image1, image2 = (
         (each + sigma * torch.randn(each.shape, generator=rng)).clamp(0, 255) for each in pair[:2]
@@ -152,7 +152,7 @@ class Jitter:
 
     @classmethod
     def draw(cls, strength: float, hue: float, rng: torch.Generator) -> Jitter:
-        """Factors within ``1 ± strength``, a turn within ``± hue``."""
+        """Factors within `1 ± strength`, a turn within `± hue`."""
         a, b, c = (_uniform(1 - strength, 1 + strength, rng) for _ in range(3))
         order = tuple(torch.randperm(4, generator=rng).tolist())
         return cls(a, b, c, _uniform(-hue, hue, rng), order)
@@ -200,7 +200,7 @@ def _flip(pair: Pair, rng: torch.Generator, vertical: bool) -> Pair:
 
 
 def mirrored(pair: Pair, axis: int) -> Pair:
-    """A pair mirrored along x (``axis`` 0) or y (1)."""
+    """A pair mirrored along x (`axis` 0) or y (1)."""
     image1, image2, flow, valid = (each.flip(-1 - axis) for each in pair)
     flow[axis].neg_()
     return Pair(image1, image2, flow, valid)

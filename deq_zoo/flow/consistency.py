@@ -30,8 +30,8 @@ def consistent(
 ) -> Tensor:
     r"""(N, H, W): where the flow back leads to where the flow came from (Sundaram et al., 2010).
 
-    .. math:: |f + b|^2 \le \mathrm{share} \, (|f|^2 + |b|^2) + \mathrm{slack}, \qquad
-              b = \mathrm{backward}(x + f(x))
+    $$|f + b|^2 \le \mathrm{share} \, (|f|^2 + |b|^2) + \mathrm{slack}, \qquad
+    b = \mathrm{backward}(x + f(x))$$
 
     Elsewhere a pixel is hidden in the second frame, has left it, or its flow is wrong.
 

@@ -1,6 +1,6 @@
 """Checkpoints of the authors' DEQ-Flow, in and out.
 
-Their residual blocks list one normalisation twice, as ``norm3`` and as ``downsample.1``; ours has
+Their residual blocks list one normalisation twice, as `norm3` and as `downsample.1`; ours has
 it once.
 """
 
@@ -40,7 +40,7 @@ def to_authors(state: Mapping[str, Tensor], data_parallel: bool = True) -> dict[
 
     Args:
         state: ours.
-        data_parallel: let the keys start with ``module.``, as in their files.
+        data_parallel: let the keys start with `module.`, as in their files.
     """
     written = dict[str, Tensor]()
     for key, value in state.items():

@@ -1,6 +1,6 @@
 r"""Correlation of every place of one frame with windows of the other, at four scales.
 
-.. math:: V_l[p, u] = \langle F_1[p], \mathrm{pool}^l(F_2)[u] \rangle / \sqrt{D}
+$$V_l[p, u] = \langle F_1[p], \mathrm{pool}^l(F_2)[u] \rangle / \sqrt{D}$$
 
 Pooling the volume and pooling the second frame's features are the same; the latter is done, once,
 so that all scales lie side by side in one matrix. A window has one fractional position for all its
@@ -24,11 +24,11 @@ SMALLEST = 2 ** (LEVELS - 1)  # sides of a grid whose coarsest level has one pla
 Storage = Literal["auto", "volume", "on_demand"]
 
 _ROWS = 1 << 20  # correlations held at a time, on demand
-_LARGEST = 1 << 28  # that ``auto`` keeps: 1 GiB in single precision, four pairs of Sintel
+_LARGEST = 1 << 28  # that `auto` keeps: 1 GiB in single precision, four pairs of Sintel
 
 
 class Correlation(NamedTuple):
-    """Lookup in the correlations of a pair of feature maps; see :func:`correlate`."""
+    """Lookup in the correlations of a pair of feature maps; see `correlate`."""
 
     query: Tensor  # (N, hw, D), scaled
     keys: Tensor  # (N, D, S): all levels side by side
@@ -38,7 +38,7 @@ class Correlation(NamedTuple):
     def __call__(self, coords: Tensor) -> Tensor:
         """(N, 324, h, w): windows around coordinates (N, 2, h, w).
 
-        Channel ``81 l + 9 a + b`` is level l at ``(x / 2^l + a - 4, y / 2^l + b - 4)``, zero
+        Channel `81 l + 9 a + b` is level l at `(x / 2^l + a - 4, y / 2^l + b - 4)`, zero
         outside the image.
         """
         N, _, h, w = coords.shape
@@ -92,9 +92,9 @@ def correlate(fmap1: Tensor, fmap2: Tensor, storage: Storage = "auto") -> Correl
     Args:
         fmap1: features to look from.
         fmap2: features to look at.
-        storage: ``volume`` computes all correlations once and keeps (hw)² · 4/3 numbers of each
-            pair; ``on_demand`` computes them at every lookup, some rows at a time, and keeps none;
-            ``auto`` keeps a volume of up to 1 GiB.
+        storage: `volume` computes all correlations once and keeps (hw)² · 4/3 numbers of each
+            pair; `on_demand` computes them at every lookup, some rows at a time, and keeps none;
+            `auto` keeps a volume of up to 1 GiB.
     """
     h, w = fmap1.shape[2:]
     if min(h, w) < SMALLEST:

@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from deq_zoo.data_dir import data_folder
 from deq_zoo.errors import DataError
 from deq_zoo.flow import datasets
 from deq_zoo.flow.augment import Augment, Pair
@@ -46,7 +47,7 @@ class Mixture:
         return sum(len(part.pairs) * part.repeat for part in self.parts)
 
     def draw(self, index: int, rng: torch.Generator) -> Pair:
-        """Pair ``index``, augmented."""
+        """Pair `index`, augmented."""
         for part in self.parts:
             size = len(part.pairs) * part.repeat
             if index < size:
@@ -58,7 +59,7 @@ class Mixture:
 
 
 def training_data(stage: Stage, data_dir: str | None, crop: tuple[int, int]) -> Mixture:
-    """The published mixture of a stage, from folders below ``data_dir``."""
+    """The published mixture of a stage, from folders below `data_dir`."""
     at = _finder(data_dir)
     if stage == "chairs":
         augment = Augment(crop, (-0.1, 1.0))
@@ -93,12 +94,12 @@ JUDGES: dict[str, Callable[[Callable[[str], Path]], FlowSet]] = {
 
 
 def held_out(name: str, data_dir: str | None) -> FlowSet:
-    """A set to judge by, from folders below ``data_dir``."""
+    """A set to judge by, from folders below `data_dir`."""
     return JUDGES[name](_finder(data_dir))
 
 
 def in_batches(pairs: Sequence[Pair] | FlowSet, size: int) -> Iterator[list[Pair]]:
-    """Pairs in order, at most ``size`` of one shape together."""
+    """Pairs in order, at most `size` of one shape together."""
     held: list[Pair] = []
     for k in range(len(pairs)):
         pair = pairs[k]
@@ -113,9 +114,8 @@ def in_batches(pairs: Sequence[Pair] | FlowSet, size: int) -> Iterator[list[Pair
 def _finder(data_dir: str | None) -> Callable[[str], Path]:
     def at(name: str) -> Path:
         folder = _FOLDERS[name]
-        if data_dir is None:
-            raise DataError(f"{folder} is read from disk: say with --data-dir FOLDER where it lies")
-        for place in (Path(data_dir) / folder, Path(data_dir)):
+        root = data_folder(data_dir, folder)
+        for place in (root / folder, root):
             if place.name == folder and place.is_dir():
                 return place
         raise DataError(

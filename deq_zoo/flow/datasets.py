@@ -71,10 +71,10 @@ class FlowSet:
 
 
 def chairs(root: str | Path, split: str = "train") -> FlowSet:
-    """FlyingChairs: ``train``, ``val`` or ``all`` of the pairs in a folder or its ``data``.
+    """FlyingChairs: `train`, `val` or `all` of the pairs in a folder or its `data`.
 
     The official split belongs to the whole set. A part of it needs a file
-    ``FlyingChairs_train_val.txt`` beside the images that says 1 (training) or 2 for each pair.
+    `FlyingChairs_train_val.txt` beside the images that says 1 (training) or 2 for each pair.
     """
     folder = _existing(Path(root) / "data", Path(root))
     flows = sorted(folder.glob("*.flo"))
@@ -115,7 +115,7 @@ def _chairs_validation(folder: Path, count: int) -> frozenset[int]:
 def things(
     root: str | Path, passes: Sequence[str] = ("clean", "final"), split: str = "TRAIN"
 ) -> FlowSet:
-    """FlyingThings3D: pairs forward and backward in time, left camera, of ``TRAIN`` or ``TEST``."""
+    """FlyingThings3D: pairs forward and backward in time, left camera, of `TRAIN` or `TEST`."""
     root = Path(root)
     _known(split, ("TRAIN", "TEST"))
     files = []
@@ -140,7 +140,7 @@ def things(
 
 
 def sintel(root: str | Path, split: str = "training", rendering: str = "clean") -> FlowSet:
-    """MPI-Sintel: consecutive frames of each scene, ``clean`` or ``final``."""
+    """MPI-Sintel: consecutive frames of each scene, `clean` or `final`."""
     root = Path(root)
     _known(split, ("training", "test"))
     frames = root / split / _known(rendering, ("clean", "final"))
@@ -184,9 +184,9 @@ def hd1k(root: str | Path) -> FlowSet:
 
 
 def middlebury(root: str | Path) -> FlowSet:
-    """Middlebury's pairs with public truth, ``SCENE/frame10.png, frame11.png, flow10.flo``.
+    """Middlebury's pairs with public truth, `SCENE/frame10.png, frame11.png, flow10.flo`.
 
-    Frames and flows are two archives, ``other-data`` and ``other-gt-flow``; merged or not.
+    Frames and flows are two archives, `other-data` and `other-gt-flow`; merged or not.
     """
     root = Path(root)
     apart = (root / "other-gt-flow").is_dir()
@@ -224,7 +224,7 @@ def _there(files: list[Files]) -> tuple[Files, ...]:
 
 
 def _number(path: Path) -> int:
-    """Of a frame: 6 of ``frame_0006`` and of ``OpticalFlowIntoFuture_0006_L``."""
+    """Of a frame: 6 of `frame_0006` and of `OpticalFlowIntoFuture_0006_L`."""
     digits = re.findall(r"\d+", path.stem)
     if not digits:
         raise DataError(f"{path} should have the number of its frame in its name")
@@ -234,7 +234,7 @@ def _number(path: Path) -> int:
 def _gaps(images: list[Path], least: int | None = None) -> set[Path]:
     """Frames of a scene whose next one is too far away for a flow to lead there.
 
-    Numbers that others are apart, at the ``least``, are found if they are not known.
+    Numbers that others are apart, at the `least`, are found if they are not known.
     """
     steps = {a: _number(b) - _number(a) for a, b in pairwise(images)}
     near = least or min(steps.values(), default=1)

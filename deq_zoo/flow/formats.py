@@ -1,4 +1,4 @@
-"""Flow and images on disk: ``.flo``, ``.pfm``, KITTI's 16-bit ``.png``, and pictures.
+"""Flow and images on disk: `.flo`, `.pfm`, KITTI's 16-bit `.png`, and pictures.
 
 A flow is (2, H, W) in single precision, x first; a mask (H, W) says where it is known; an image is
 (3, H, W) of unsigned bytes.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import struct
-import zlib
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +16,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from deq_zoo.errors import DataError, ZooError
+from deq_zoo.errors import DataError
 from deq_zoo.images.files import open_image
+from deq_zoo.packages import optional
 from deq_zoo.run import write_atomically
 
 _MAGIC = 202021.25  # the bytes "PIEH"
@@ -86,10 +87,7 @@ def write_kitti(path: str | Path, flow: Tensor, valid: Tensor | None = None) -> 
 
 def read_png16(path: str | Path) -> Tensor:
     """A PNG of 16 bits a channel as (3, H, W), 32-bit integers; Pillow would halve the bits."""
-    try:
-        import av
-    except ModuleNotFoundError:
-        raise ZooError("16-bit PNGs are read with PyAV: pip install 'torchdeq[video]'") from None
+    av = optional("av", "video", "16-bit PNGs")
     _bytes(path)
     try:
         with av.open(str(path)) as file:
@@ -103,22 +101,14 @@ def read_png16(path: str | Path) -> Tensor:
 
 
 def _write_png16(path: Path, pixels: np.ndarray) -> None:
-    """(H, W, 3) as a PNG whose rows store differences from the one above."""
-    height, width, _ = pixels.shape
-    rows = np.ascontiguousarray(pixels.astype(">u2")).view(np.uint8).reshape(height, 6 * width)
-    above = np.vstack((np.zeros_like(rows[:1]), rows[:-1]))
-    lines = np.hstack((np.full((height, 1), 2, np.uint8), rows - above))  # 2: the filter "up"
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        held = kind + data
-        return struct.pack(">I", len(data)) + held + struct.pack(">I", zlib.crc32(held))
-
-    head = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
-    body = zlib.compress(lines.tobytes(), 6)
-    write_atomically(
-        path,
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b""),
-    )
+    """Write (H, W, 3) as a PNG of 16 bits a channel; Pillow writes none in colour."""
+    av = optional("av", "video", "16-bit PNGs")
+    encoder = av.CodecContext.create("png", "w")
+    encoder.height, encoder.width = pixels.shape[:2]
+    encoder.pix_fmt, encoder.time_base = "rgb48be", Fraction(1)
+    frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb48be")
+    packets = [*encoder.encode(frame), *encoder.encode(None)]
+    write_atomically(path, b"".join(bytes(packet) for packet in packets))
 
 
 def read_flow(path: str | Path) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 class ResidualBlock(nn.Module):
-    """``relu(s + y)``: two normalised convolutions y, each under a ReLU, and a skip s."""
+    """`relu(s + y)`: two normalised convolutions y, each under a ReLU, and a skip s."""
 
     def __init__(self, inner: int, outer: int, stride: int, norm: Any) -> None:
         super().__init__()
@@ -113,11 +113,11 @@ class HalfStep(NamedTuple):
 class SepConvGRU(nn.Module):
     r"""A convolutional GRU in two half-steps, along rows and along columns.
 
-    .. math:: z = \sigma(W_z [h, q, m]), \quad r = \sigma(W_r [h, q, m]), \quad
-              h \leftarrow (1 - z) h + z \tanh(W_q [r h, q, m])
+    $$z = \sigma(W_z [h, q, m]), \quad r = \sigma(W_r [h, q, m]), \quad
+    h \leftarrow (1 - z) h + z \tanh(W_q [r h, q, m])$$
 
     The context q does not change during a solve, so its share of every convolution is computed once
-    (:meth:`with_context`), which leaves two thirds of the work for each evaluation.
+    (`with_context`), which leaves two thirds of the work for each evaluation.
     """
 
     def __init__(self, hidden: int, context: int, motion: int) -> None:
@@ -166,7 +166,7 @@ class FlowHead(nn.Module):
 
 
 class Attention(nn.Module):
-    r"""Where each place should look for motion like its own: :math:`\mathrm{softmax}(Q^\top K)`."""
+    r"""Where each place should look for motion like its own: $\mathrm{softmax}(Q^\top K)$."""
 
     def __init__(self, context: int) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ class Attention(nn.Module):
 
 
 class Aggregate(nn.Module):
-    r"""Global motion aggregation (Jiang et al., 2021): :math:`m + \gamma A V m`."""
+    r"""Global motion aggregation (Jiang et al., 2021): $m + \gamma A V m$."""
 
     def __init__(self, motion: int) -> None:
         super().__init__()
@@ -202,8 +202,8 @@ class Injection(NamedTuple):
 class UpdateBlock(nn.Module):
     r"""The map whose fixed point is the flow.
 
-    .. math:: m = \mathrm{motion}(C(c_0 + f), f), \quad h \leftarrow \mathrm{GRU}(h, [q, m]), \quad
-              f \leftarrow f + \mathrm{head}(h)
+    $$m = \mathrm{motion}(C(c_0 + f), f), \quad h \leftarrow \mathrm{GRU}(h, [q, m]), \quad
+    f \leftarrow f + \mathrm{head}(h)$$
 
     The state is the hidden state h (N, Dh, h, w) and the flow f (N, 2, h, w), in pixels of the
     grid.
@@ -254,7 +254,7 @@ class UpdateBlock(nn.Module):
 
 
 def pixel_grid(like: Tensor) -> Tensor:
-    """(1, 2, h, w): x and y of every place of ``like`` (N, ..., h, w)."""
+    """(1, 2, h, w): x and y of every place of `like` (N, ..., h, w)."""
     h, w = like.shape[-2:]
     y, x = torch.meshgrid(
         torch.arange(h, dtype=like.dtype, device=like.device),

@@ -24,7 +24,7 @@ def flow_loss(flow: Tensor, truth: Tensor, mask: Tensor) -> Tensor:
 def sequence_loss(
     flows: Sequence[Tensor], truth: Tensor, valid: Tensor, gamma: float = 0.8
 ) -> Tensor:
-    r"""Fixed-point correction, :math:`\sum_k \gamma^{n-k} |f_k - f|`."""
+    r"""Fixed-point correction, $\sum_k \gamma^{n-k} |f_k - f|$."""
     mask = counted(truth, valid)
     return fp_correction(lambda flow: flow_loss(flow, truth, mask), (list(flows),), gamma=gamma)
 

@@ -19,11 +19,11 @@ def endpoint_error(flow: Tensor, truth: Tensor) -> Tensor:
 
 @dataclass
 class FlowScores:
-    """Sums over pairs; ``add`` one after the other, then ask.
+    """Sums over pairs; `add` one after the other, then ask.
 
-    Means over pixels pool all of them, whatever image they come from. ``aepe_by_image`` is KITTI's:
+    Means over pixels pool all of them, whatever image they come from. `aepe_by_image` is KITTI's:
     the mean over images of each one's mean. Pixels without a known flow never count, and what
-    nothing was added to is not a number. ``aepe_masked`` is FlyingThings3D's: unknown and extreme
+    nothing was added to is not a number. `aepe_masked` is FlyingThings3D's: unknown and extreme
     flows count as found.
     """
 

@@ -31,7 +31,7 @@ class Widths(NamedTuple):
     mask: int = 256
 
 
-#: The published sizes, and ``nano``, which suits a processor.
+#: The published sizes, and `nano`, which suits a processor.
 SIZES = {
     "nano": Widths(32, 32, (64, 48), (32, 16), 32, encoder=(16, 24, 32), mask=64),
     "tiny": Widths(64, 32, (64, 48), (32, 16), 32),
@@ -54,8 +54,8 @@ class FlowConfig:
         all_grad: whether gradients pass through the flow that f is given; matters if several steps
             are differentiated.
         freeze_bn: keep the context encoder's batch statistics as they are; its scales still train.
-        correlation: ``volume`` keeps all correlations, ``on_demand`` none, which takes longer;
-            ``auto`` keeps them up to 1 GiB.
+        correlation: `volume` keeps all correlations, `on_demand` none, which takes longer;
+            `auto` keeps them up to 1 GiB.
     """
 
     size: str = "base"
@@ -112,8 +112,8 @@ class FlowOutput(NamedTuple):
 class DEQFlow(nn.Module):
     r"""Optical flow as the fixed point of a recurrent update.
 
-    .. math:: (h^\star, f^\star) = \mathrm{update}(h^\star, f^\star; q, C), \qquad
-              q = \mathrm{relu}(\mathrm{cnet}(I_1))
+    $$(h^\star, f^\star) = \mathrm{update}(h^\star, f^\star; q, C), \qquad
+    q = \mathrm{relu}(\mathrm{cnet}(I_1))$$
 
     with C the correlation of the features of both frames, f in pixels of a grid with an eighth of
     the image's sides. A learnt convex combination brings f to full size.
@@ -123,7 +123,7 @@ class DEQFlow(nn.Module):
 
     Args:
         config: the shape of the network.
-        deq: options of the DEQ and of the norm in f: a ``DEQConfig``, dict or Namespace.
+        deq: options of the DEQ and of the norm in f: a `DEQConfig`, dict or Namespace.
     """
 
     def __init__(self, config: FlowConfig, deq: Any = None) -> None:
@@ -165,11 +165,11 @@ class DEQFlow(nn.Module):
         Args:
             image1: the frame whose pixels are followed.
             image2: the frame they are found in.
-            start: where to start, e.g. :func:`deq_zoo.flow.video.carried`, or a flow on the grid
+            start: where to start, e.g. `deq_zoo.flow.video.carried`, or a flow on the grid
                 alone; zeros by default.
-            pad: rows that sides of no multiple of 8 need come on ``both`` sides, or at the
-                ``bottom``, which KITTI's sky prefers.
-            **call: options of this call of the DEQ, e.g. ``f_max_iter=12``.
+            pad: rows that sides of no multiple of 8 need come on `both` sides, or at the
+                `bottom`, which KITTI's sky prefers.
+            **call: options of this call of the DEQ, e.g. `f_max_iter=12`.
         """
         box = self.box(image1, pad)
         z0 = self.start(image1, pad)

@@ -100,7 +100,7 @@ def _save(found: Frame, out: Path, name: str) -> str:
 
 
 def write_submission(model: DEQFlow, root: Path, out: Path, device: torch.device) -> Iterator[str]:
-    """The test set of Sintel (``test``) or KITTI (``testing``) in the form its server takes."""
+    """The test set of Sintel (`test`) or KITTI (`testing`) in the form its server takes."""
     if (root / "testing").is_dir():
         yield from _kitti_submission(model, root, out, device)
     elif (root / "test").is_dir():

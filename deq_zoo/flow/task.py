@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from deq_zoo.checks import check_fields
 from deq_zoo.errors import ZooError
 from deq_zoo.flow.augment import Augment, Pair, with_noise
-from deq_zoo.flow.colours import Example, gallery
 from deq_zoo.flow.convert import from_authors
 from deq_zoo.flow.data import JUDGES, Mixture, Stage, held_out, in_batches, training_data
 from deq_zoo.flow.datasets import FlowSet
@@ -72,9 +72,7 @@ class FlowTask(Task):
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("batch", "eval_batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_fields(self, 1, "batch", "eval_batch")
         if min(self.crop) < 64 or any(side % 8 for side in self.crop):
             raise ValueError(f"crop takes two multiples of 8 from 64 on, got {self.crop}")
         if not 0 <= self.noise <= 255:
@@ -87,7 +85,8 @@ class FlowTask(Task):
 
     def begin(self, model: nn.Module) -> None:
         if self.start_from is not None:
-            from deq_zoo.evaluate import load_weights, open_model
+            from deq_zoo.evaluate import open_model
+            from deq_zoo.weights import load_weights
 
             earlier, _ = open_model(Path(self.start_from))
             load_weights(model, earlier.state_dict(), self.start_from)
@@ -139,6 +138,8 @@ class FlowTask(Task):
         return Evaluation(metrics, record)
 
     def pictures(self, model: nn.Module, device: torch.device) -> list[Picture]:
+        from deq_zoo.flow.pictures import Example, gallery
+
         examples: list[Example] = []
         for name, pairs in self.judges().items():
             pad = "bottom" if _kind(pairs)[0] else "both"
@@ -168,7 +169,7 @@ class WarpTask(FlowTask):
     Judged by warps of photographs that training never sees; a stereo pair with true disparity is
     reported beside.
 
-    Args: see :class:`FlowTask`, and
+    Args: see `FlowTask`, and
         motion: how flows are drawn.
         eval_pairs: held-out warps.
         stereo: whether to report on the stereo pair too, at half its size.
@@ -176,7 +177,7 @@ class WarpTask(FlowTask):
         near: share of training pairs whose solve starts near the true flow, not at zero: a map that
             has seen errors of all directions leads back from them, and takes up another pair's
             state.
-        near_error: how near, in pixels; see :func:`deq_zoo.flow.warps.near_flow`.
+        near_error: how near, in pixels; see `deq_zoo.flow.warps.near_flow`.
     """
 
     batch: int = 8
@@ -191,13 +192,10 @@ class WarpTask(FlowTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.near <= 1 or self.near_error < 0:
-            raise ValueError(
-                "near is a share of pairs, from 0 to 1, and near_error at least 0 pixels, got "
-                f"{self.near} and {self.near_error}"
-            )
-        if self.eval_pairs < 1:
-            raise ValueError(f"eval_pairs must be at least 1, got {self.eval_pairs}")
+        if not 0 <= self.near <= 1:
+            raise ValueError(f"near is a share of pairs, from 0 to 1, got {self.near}")
+        check_fields(self, 0, "near_error")
+        check_fields(self, 1, "eval_pairs")
         if self.data_dir is not None:
             raise ZooError("warps are made from photographs of packages: drop --data-dir")
 
@@ -239,7 +237,7 @@ class WarpTask(FlowTask):
 class StageTask(FlowTask):
     """A stage of the published training, on data from disk.
 
-    Args: see :class:`FlowTask`, and
+    Args: see `FlowTask`, and
         stage: which mixture of sets, and their augmentation.
         validate: sets to judge by, the one to choose by first: chairs, things_clean, things_final,
             sintel_clean, sintel_final, kitti, middlebury.

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deq_zoo.errors import DataError, ZooError
+from deq_zoo.checks import check_at_least
 from deq_zoo.flow.layers import Injection, pixel_grid
 from deq_zoo.flow.model import STRIDE, DEQFlow, Side, State
+from deq_zoo.images.videos import read_video
 from torchdeq import StopRule, solve
 from torchdeq.solver import FixedPointIter
 
@@ -68,7 +69,7 @@ class FlowStream:
     """Flow from each frame of a video to the next, with the state carried along.
 
     Plain iteration stops when the root mean square change of the flow over the grid is below
-    ``tolerance``, so that a good start saves evaluations. The tolerance is in pixels of the image
+    `tolerance`, so that a good start saves evaluations. The tolerance is in pixels of the image
     and does not depend on its size.
 
     Args:
@@ -77,7 +78,7 @@ class FlowStream:
         max_iter: most evaluations for a pair; 0 is the budget of the model's own evaluation.
         reuse: whether to start from the pair before; False starts every solve at zero.
         cut: mean change of grey levels, at an eighth of the size, that begins a new scene.
-        pad: see :meth:`DEQFlow.forward`.
+        pad: see `DEQFlow.forward`.
     """
 
     def __init__(
@@ -89,10 +90,7 @@ class FlowStream:
         cut: float = 50.0,
         pad: Side = "both",
     ) -> None:
-        if tolerance < 0 or max_iter < 0:
-            raise ValueError(
-                f"tolerance and max_iter must be at least 0, got {tolerance} and {max_iter}"
-            )
+        check_at_least(0, tolerance=tolerance, max_iter=max_iter)
         self.model, self.reuse, self.cut, self.pad = model, reuse, cut, pad
         self.tolerance, self.max_iter = tolerance, max_iter or model.deq.eval_f_max_iter
         self.reset()
@@ -119,7 +117,7 @@ class FlowStream:
         return Frame(self.model.decode(self._state)[..., rows, columns], nfe, reused)
 
     def settle(self, z0: State, given: Injection) -> tuple[State, int]:
-        """Iterate from ``z0`` until the flow rests; also how many evaluations that took."""
+        """Iterate from `z0` until the flow rests; also how many evaluations that took."""
         block = self.model.update_block
 
         def f(hid: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,15 +145,6 @@ class FlowStream:
 
 
 def read_frames(path: str | Path) -> Generator[Tensor, None, None]:
-    """The frames (1, 3, H, W) of a video file, as bytes."""
-    try:
-        import av
-    except ModuleNotFoundError:
-        raise ZooError("videos are read with PyAV: pip install 'torchdeq[video]'") from None
-    try:
-        with av.open(str(path)) as file:
-            for frame in file.decode(video=0):
-                pixels = torch.from_numpy(frame.to_ndarray(format="rgb24"))
-                yield pixels.permute(2, 0, 1)[None].contiguous()
-    except (av.error.FFmpegError, IndexError) as error:
-        raise DataError(f"cannot read {path} as a video: {error}") from None
+    """Yield the frames (1, 3, H, W) of a video file, as bytes."""
+    for frame in read_video(path):
+        yield frame.pixels.permute(2, 0, 1)[None].contiguous()

@@ -2,9 +2,9 @@ r"""Pairs with an exact flow from photographs that come with scikit-image and sc
 
 A smooth flow F is drawn, then both frames are read off a photograph P through a similarity A:
 
-.. math:: I_2(y) = P(A y), \qquad I_1(x) = P(A (x + F(x)))
+$$I_2(y) = P(A y), \qquad I_1(x) = P(A (x + F(x)))$$
 
-so that :math:`I_2(x + F(x)) = I_1(x)` at every pixel: no occlusion, no blending of the truth.
+so that $I_2(x + F(x)) = I_1(x)$ at every pixel: no occlusion, no blending of the truth.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from math import ceil, cos, log2, pi, sin
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,8 @@ from deq_zoo.errors import ZooError
 from deq_zoo.flow.augment import Pair
 from deq_zoo.flow.layers import pixel_grid
 from deq_zoo.flow.model import STRIDE
+from deq_zoo.images import photographs
+from deq_zoo.packages import optional
 from deq_zoo.task import generator
 
 TRAINING = ("astronaut", "rocket", "immunohistochemistry", "china", "camera", "gravel", "coins")
@@ -29,17 +32,8 @@ HELD_OUT = ("coffee", "chelsea", "flower")
 
 @cache
 def photograph(name: str) -> Tensor:
-    """(3, H, W) of bytes; some are grey."""
-    if name in ("china", "flower"):
-        from sklearn.datasets import load_sample_image
-
-        array = load_sample_image(f"{name}.jpg")
-    else:
-        from skimage import data
-
-        array = getattr(data, name)()
-    pixels = torch.tensor(array)
-    return pixels.permute(2, 0, 1).contiguous() if pixels.dim() == 3 else pixels.expand(3, -1, -1)
+    """Return the pixels (3, H, W) of a photograph, as bytes; some photographs are grey."""
+    return photographs.photograph(name).permute(2, 0, 1).contiguous().expand(3, -1, -1)
 
 
 @dataclass(frozen=True)
@@ -82,7 +76,7 @@ class Motion:
 
 
 def warped_pair(photo: Tensor, size: tuple[int, int], motion: Motion, rng: torch.Generator) -> Pair:
-    """A random pair of frames of ``size`` from a photograph (3, H, W) of bytes."""
+    """A random pair of frames of `size` from a photograph (3, H, W) of bytes."""
     height, width = size
     flow = motion.draw(height, width, rng)
     grid = pixel_grid(flow)[0]
@@ -141,7 +135,7 @@ def near_flow(flow: Tensor, error: float, rng: torch.Generator) -> Tensor:
 
 
 def draw_pair(split: str, index: int, size: tuple[int, int], motion: Motion, seed: int = 0) -> Pair:
-    """Pair ``index`` of the training or of the held-out photographs: the same every time."""
+    """Pair `index` of the training or of the held-out photographs: the same every time."""
     names = TRAINING if split == "train" else HELD_OUT
     rng = generator("warp", split, seed, index)
     return warped_pair(photograph(names[index % len(names)]), size, motion, rng)
@@ -153,9 +147,7 @@ def motorcycle(half: bool = False) -> Pair:
     Args:
         half: at half the size, where the largest flow is 30 pixels.
     """
-    from skimage import data
-
-    left, right, disparity = data.stereo_motorcycle()  # type: ignore[no-untyped-call]
+    left, right, disparity = optional("skimage.data", "flow", "stereo pairs").stereo_motorcycle()
     known = torch.tensor(disparity).isfinite()
     d = torch.where(known, torch.tensor(disparity), 0).float()
     flow = torch.stack((-d, torch.zeros_like(d)))
@@ -181,8 +173,8 @@ def synthetic_video(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Frames of a camera that moves smoothly over a photograph, and the flow between each two.
 
-    Frame k is :math:`P(A_k x)` with affine :math:`A_k`, so the flow is
-    :math:`A_{k+1}^{-1} A_k x - x`, exactly.
+    Frame k is $P(A_k x)$ with affine $A_k$, so the flow is
+    $A_{k+1}^{-1} A_k x - x$, exactly.
 
     Args:
         frames: how many.
@@ -195,29 +187,38 @@ def synthetic_video(
     if frames < 2:
         raise ZooError(f"a video needs two frames, got {frames}")
     photo, rng = photograph(name), generator("video", name, seed)
+    path = _Path(2 * pi * torch.rand(4, generator=rng), speed, reach)
     height, width = size
-    phase = 2 * pi * torch.rand(4, generator=rng)
     grid = pixel_grid(torch.empty(height, width))[0]
     centre = torch.tensor([width - 1, height - 1])[:, None, None] / 2
     middle = torch.tensor([photo.shape[2] - 1, photo.shape[1] - 1])[:, None, None] / 2
 
-    def pose(k: int) -> tuple[float, float, Tensor]:
-        t = k * speed / reach
-        scale = 0.8 * 2 ** (0.15 * sin(t + float(phase[0])))
-        angle = 0.15 * sin(0.7 * t + float(phase[1]))
-        drift = reach * torch.tensor([sin(t + float(phase[2])), cos(0.8 * t + float(phase[3]))])
-        return scale, angle, drift[:, None, None]
-
     def view(k: int) -> Tensor:
-        scale, angle, drift = pose(k)
+        scale, angle, drift = path.pose(k)
         return _bytes(sample(photo, _turned(grid - centre, scale, angle) + middle + drift))
 
     flows = []
     for k in range(frames - 1):
-        (s1, a1, d1), (s2, a2, d2) = pose(k), pose(k + 1)
+        (s1, a1, d1), (s2, a2, d2) = path.pose(k), path.pose(k + 1)
         there = _turned(_turned(grid - centre, s1, a1) + d1 - d2, 1 / s2, -a2)
         flows.append(there + centre - grid)
     return [view(k) for k in range(frames)], flows
+
+
+class _Path(NamedTuple):
+    """The path of a camera: sines of four phases; for `speed` and `reach` see `synthetic_video`."""
+
+    phase: Tensor
+    speed: float
+    reach: float
+
+    def pose(self, k: int) -> tuple[float, float, Tensor]:
+        """Return scale, angle and place (2, 1, 1) at frame k."""
+        t, (a, b, c, d) = k * self.speed / self.reach, self.phase.tolist()
+        scale = 0.8 * 2 ** (0.15 * sin(t + a))
+        angle = 0.15 * sin(0.7 * t + b)
+        drift = self.reach * torch.tensor([sin(t + c), cos(0.8 * t + d)])
+        return scale, angle, drift[:, None, None]
 
 
 def _turned(p: Tensor, scale: float, angle: float) -> Tensor:

@@ -12,7 +12,7 @@ class WellPosedness(NamedTuple):
     """How far a layer is from losing its fixed point on a graph.
 
     Args:
-        bound: (G,) ``||W||_inf`` times the Perron root: below 1, the fixed point exists, is the
+        bound: (G,) `||W||_inf` times the Perron root: below 1, the fixed point exists, is the
             only one and is found by plain iteration.
         density: share of the entries of W that are not zero, over all graphs.
     """
@@ -22,14 +22,14 @@ class WellPosedness(NamedTuple):
 
 
 def project_rows(W: Tensor, radius: float | Tensor) -> Tensor:
-    r"""The nearest matrix whose rows have absolute sums of at most ``radius``.
+    r"""The nearest matrix whose rows have absolute sums of at most `radius`.
 
-    .. math:: w \leftarrow \mathrm{sign}(w) \max(|w| - s, 0), \qquad
-              s = \frac{1}{k} \Bigl(\sum_{i \le k} |w|_{(i)} - r\Bigr)
+    $$w \leftarrow \mathrm{sign}(w) \max(|w| - s, 0), \qquad
+    s = \frac{1}{k} \Bigl(\sum_{i \le k} |w|_{(i)} - r\Bigr)$$
 
-    for every row outside, with k the last place in falling order at which :math:`|w|_{(k)}` exceeds
+    for every row outside, with k the last place in falling order at which $|w|_{(k)}$ exceeds
     that mean. Rows inside are returned as they are. This is the projection onto the ball of
-    :math:`\|W\|_\infty`.
+    $\|W\|_\infty$.
 
     Args:
         W: (..., m, n).
@@ -48,6 +48,6 @@ def project_rows(W: Tensor, radius: float | Tensor) -> Tensor:
 
 
 def projected_through(W: Tensor, radius: float | Tensor) -> Tensor:
-    """:func:`project_rows` in value; gradients pass as if it were not there."""
+    """`project_rows` in value; gradients pass as if it were not there."""
     # The zero is what is added: a difference added to W would round at the scale of W.
     return project_rows(W.detach(), radius) + (W - W.detach())

@@ -1,7 +1,7 @@
 """Weights of the authors' IGNN, in and out: the names are ours, a few tensors are only theirs.
 
-Their layers hold a ``bias`` that nothing uses, their graph classifier an ``Omega_2`` likewise, and
-their full-batch nets a start of zeros, ``X_0``. These are left out, and written as zeros.
+Their layers hold a `bias` that nothing uses, their graph classifier an `Omega_2` likewise, and
+their full-batch nets a start of zeros, `X_0`. These are left out, and written as zeros.
 """
 
 from __future__ import annotations
@@ -12,37 +12,23 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from deq_zoo.errors import CheckpointError
 from deq_zoo.ignn.layers import ImplicitGraph
+from deq_zoo.weights import check_fits
 
 POWER_STEPS = 15  # enough to turn a meaningless estimate of a spectral norm into one
 
 
 def from_authors(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state_dict of the authors as one of ``model``, which is not changed.
+    """A state_dict of the authors as one of `model`, which is not changed.
 
     Where it would make a spectral norm zero or negative, as in their nets before training, the
     estimate is put right with a warning.
     """
-    expected = model.state_dict()
     dropped = set(_only_theirs(model))
     found = {k: v.detach().clone() for k, v in state.items() if k not in dropped}
     found = {k: v for k, v in found.items() if not k.endswith("X_0")}
-    problems = [
-        *(f"it lacks {key}" for key in sorted(expected.keys() - found.keys())),
-        *(f"it has {key}, and the model has not" for key in sorted(found.keys() - expected.keys())),
-        *(
-            f"{key} is {tuple(found[key].shape)}, the model's is {tuple(expected[key].shape)}"
-            for key in sorted(found.keys() & expected.keys())
-            if found[key].shape != expected[key].shape
-        ),
-    ]
-    if problems:
-        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise CheckpointError(
-            f"the weights do not fit this model: {'; '.join(problems[:3])}{more}. Build it with "
-            "their width, features, classes and norm_type"
-        )
+    advice = "Build the model with the authors' width, features, classes and norm_type"
+    check_fits(found, model.state_dict(), "the state_dict", advice)
     mended = [key for key in found if key.endswith("_orig") and _mend(found, key)]
     if mended:
         warnings.warn(
@@ -54,7 +40,7 @@ def from_authors(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Ten
 
 
 def to_authors(model: nn.Module) -> dict[str, Tensor]:
-    """The weights of a model as the authors' programs read them, without ``X_0``."""
+    """The weights of a model as the authors' programs read them, without `X_0`."""
     state = {key: value.detach().clone() for key, value in model.state_dict().items()}
     like = next(iter(state.values()))
     return state | {key: like.new_zeros(shape) for key, shape in _only_theirs(model).items()}

@@ -20,7 +20,7 @@ class NodeSet:
         edges: (2, E), sources and targets.
         x: (N, p) features; None if every node is its own feature.
         y: (N,) classes or (N, C) labels, each 0 or 1.
-        train: indices of nodes, like ``val`` and ``test``.
+        train: indices of nodes, like `val` and `test`.
     """
 
     edges: Tensor
@@ -53,7 +53,7 @@ class GraphSet:
         sizes: nodes of each graph.
         x: (N, p) features of nodes.
         y: (G,) classes of graphs or (N, C) labels of nodes, each 0 or 1.
-        train: which graphs to train on, like ``val`` and ``test``; empty if there is no split yet.
+        train: which graphs to train on, like `val` and `test`; empty if there is no split yet.
     """
 
     edges: Tensor
@@ -73,9 +73,9 @@ class GraphSet:
         return self.y.shape[1] if self.y.dim() == 2 else int(self.y.max()) + 1
 
     def split(self, folds: int, fold: int, seed: int) -> GraphSet:
-        """Fold ``fold`` to judge by, the next one to choose by, the others to train on.
+        """Fold `fold` to judge by, the next one to choose by, the others to train on.
 
-        Every class is dealt out to the folds in turn, in an order that ``seed`` decides.
+        Every class is dealt out to the folds in turn, in an order that `seed` decides.
         """
         if folds < 3 or not 0 <= fold < folds:
             raise ValueError(f"needs at least 3 folds and one of them, got {fold} of {folds}")

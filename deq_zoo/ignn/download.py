@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from deq_zoo.errors import ZooError
+from deq_zoo.packages import optional
 
 PLANETOID = ("cora", "citeseer", "pubmed")
-EXTRA = "pip install 'torchdeq[graphs]'"
 
 
 def download(root: str | Path | None, name: str) -> None:
@@ -17,10 +17,7 @@ def download(root: str | Path | None, name: str) -> None:
         raise ZooError(f"{name} cannot be downloaded, since {why}: drop download=true")
     if root is None:
         raise ZooError("download=true needs a folder to put the files into: name a --data-dir")
-    try:
-        from torch_geometric import datasets  # type: ignore[import-untyped,unused-ignore]
-    except ImportError:
-        raise ZooError(f"downloads are PyG's, which is not installed: {EXTRA}") from None
+    datasets = optional("torch_geometric.datasets", "ignn", "downloads")
     try:
         if name in PLANETOID:
             datasets.Planetoid(str(root), name)

@@ -52,7 +52,7 @@ def check_edges(where: Path, edges: Tensor, sizes: Sequence[int], *aligned: Size
 
 
 def check_rows(where: Path, n: int, *aligned: Sized) -> None:
-    """Nothing is given for more or fewer than ``n`` nodes."""
+    """Nothing is given for more or fewer than `n` nodes."""
     for each in aligned:
         if len(each) != n:
             raise DataError(f"{where}: there are {n} nodes, but {len(each)} rows for them")

@@ -1,7 +1,7 @@
 """Graphs as the layers want them: sparse rows, both directions, several side by side.
 
-The weight ``A[i, j]`` belongs to the edge from node ``i`` to node ``j``; a layer multiplies by
-``A^T``, so messages flow along the edges.
+The weight `A[i, j]` belongs to the edge from node `i` to node `j`; a layer multiplies by
+`A^T`, so messages flow along the edges.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ MARGIN = 1e-5  # added to the Perron root, as published
 
 
 class Graphs(NamedTuple):
-    """One graph, or several as one block-diagonal adjacency; make it with :meth:`from_edges`.
+    """One graph, or several as one block-diagonal adjacency; make it with `from_edges`.
 
     A tuple of tensors: it moves to a device like any batch. The Perron root of each graph is
     estimated once, when the graph is made, and goes wherever the graph goes.
 
     Args:
-        incoming: (N, N) sparse rows of ``A^T``: what flows into each node.
-        outgoing: (N, N) sparse rows of ``A``: the same for gradients.
-        slots: (N,) place of each node in the padded ``(G * n_max)`` layout.
-        rho: (G,) largest eigenvalue of ``|A|`` of each graph, with a margin.
+        incoming: (N, N) sparse rows of `A^T`: what flows into each node.
+        outgoing: (N, N) sparse rows of `A`: the same for gradients.
+        slots: (N,) place of each node in the padded `(G * n_max)` layout.
+        rho: (G,) largest eigenvalue of `|A|` of each graph, with a margin.
         sizes: nodes of each graph.
-        alike: whether all graphs have the same ``rho``.
+        alike: whether all graphs have the same `rho`.
     """
 
     incoming: Tensor
@@ -94,7 +94,7 @@ class Graphs(NamedTuple):
         )
 
     def __deepcopy__(self, memo: Any) -> Graphs:
-        """Torch copies sparse rows by ``clone`` only."""
+        """Torch copies sparse rows by `clone` only."""
         return self._replace(**{name: getattr(self, name).clone() for name in self._fields[:4]})
 
     @property
@@ -106,7 +106,7 @@ class Graphs(NamedTuple):
         return self.incoming.dtype
 
     def to(self, target: torch.device | torch.dtype) -> Graphs:
-        """On another device, or with weights of another dtype; ``rho`` keeps its own."""
+        """On another device, or with weights of another dtype; `rho` keeps its own."""
         if isinstance(target, torch.dtype):
             if target == self.dtype:
                 return self
@@ -120,7 +120,7 @@ class Graphs(NamedTuple):
         return self._replace(rho=torch.full_like(self.rho, _positive(rho)), alike=True)
 
     def propagate(self, x: Tensor) -> Tensor:
-        """``A^T x`` for (N, d), in the precision of the adjacency."""
+        """`A^T x` for (N, d), in the precision of the adjacency."""
         return multiply(Both(self.incoming, self.outgoing), x.to(self.dtype)).to(x.dtype)
 
     def pad(self, x: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ class Graphs(NamedTuple):
         return blank.index_copy(0, self.slots, x).view(graphs, most, x.shape[1])
 
     def gather(self, z: Tensor) -> Tensor:
-        """(G, n_max, d) as (N, d): the inverse of :meth:`pad`."""
+        """(G, n_max, d) as (N, d): the inverse of `pad`."""
         flat = z.reshape(-1, z.shape[-1])
         return flat if len(flat) == self.nodes else flat.index_select(0, self.slots)
 
@@ -142,11 +142,11 @@ class Graphs(NamedTuple):
 
 
 def as_graphs(graph: Any) -> Graphs:
-    """What :class:`Graphs`, a square sparse tensor, or PyG's ``Data`` and ``Batch`` describe.
+    """What `Graphs`, a square sparse tensor, or PyG's `Data` and `Batch` describe.
 
-    The Perron roots are estimated at every call: convert once and keep the result. ``edge_weight``
-    of PyG's data counts, ``edge_attr`` does not. Data without ``edge_index`` may have an ``adj_t``,
-    the sparse tensor of :math:`A^T`. ``batch`` says which graph each node belongs to.
+    The Perron roots are estimated at every call: convert once and keep the result. `edge_weight`
+    of PyG's data counts, `edge_attr` does not. Data without `edge_index` may have an `adj_t`,
+    the sparse tensor of $A^T$. `batch` says which graph each node belongs to.
     """
     if isinstance(graph, Graphs):
         return graph
@@ -176,7 +176,7 @@ def as_graphs(graph: Any) -> Graphs:
 def normalised_edges(
     edge_index: Tensor, nodes: int, weight: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    r"""Edges and weights of :math:`D^{-1/2} (A + I) D^{-1/2}`, with D the row sums of A + I."""
+    """Return edges and weights of $D^{-1/2} (A + I) D^{-1/2}$, with D the row sums of A + I."""
     loops = torch.arange(nodes, device=edge_index.device).expand(2, -1)
     edges = torch.cat((edge_index.long(), loops), dim=1)
     if weight is None:

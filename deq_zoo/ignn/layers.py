@@ -27,29 +27,29 @@ Init = Literal["uniform", "identity"]
 class ImplicitGraph(nn.Module):
     r"""A graph layer of unbounded depth (Gu et al., 2020).
 
-    .. math:: Z^\star = \varphi(A^\top Z^\star W^\top + B), \qquad
-              B = A^\top X \Omega_1^\top + X \Omega_2^\top
+    $$Z^\star = \varphi(A^\top Z^\star W^\top + B), \qquad
+    B = A^\top X \Omega_1^\top + X \Omega_2^\top$$
 
     Each graph is one sample of the solver, with its own residual, step count and status. With
-    ``kappa``, rows of W are projected so that :math:`\|W\|_\infty \le \kappa / \rho(|A|)` for each
+    `kappa`, rows of W are projected so that $\|W\|_\infty \le \kappa / \rho(|A|)$ for each
     graph, by which the fixed point exists and plain iteration finds it (Perron-Frobenius).
-    Gradients pass the projection straight through. A norm, if ``deq`` names one, comes first; with
-    ``norm_clip`` it is the clipped spectral norm of the paper. Each of the two works alone.
+    Gradients pass the projection straight through. A norm, if `deq` names one, comes first; with
+    `norm_clip` it is the clipped spectral norm of the paper. Each of the two works alone.
 
-    Shapes: ``x`` is ``(N, in_features)``, states are ``(N, out_features)``, over the nodes of all
+    Shapes: `x` is `(N, in_features)`, states are `(N, out_features)`, over the nodes of all
     graphs in a row.
 
     Args:
         in_features: columns of X.
         out_features: width of the states.
         kappa: in (0, 1); None leaves W alone.
-        self_term: whether :math:`X \Omega_2^\top` is part of B.
+        self_term: whether $X \Omega_2^\top$ is part of B.
         start: where the solver starts: at B, or at zeros.
-        init: of W: ``uniform`` within :math:`\pm m^{-1/2}`, as published, or ``identity``, which
+        init: of W: `uniform` within $\pm m^{-1/2}$, as published, or `identity`, which
             the projection makes the layer that forgets least on the way along a path.
         phi: applied entry by entry; its slope must lie in [-1, 1].
-        deq: options of the DEQ and of the norm: a ``DEQConfig``, dict or Namespace. Without a
-            ``norm_type`` nothing is normalised.
+        deq: options of the DEQ and of the norm: a `DEQConfig`, dict or Namespace. Without a
+            `norm_type` nothing is normalised.
     """
 
     W: Tensor  # parameters, or computed from some by a norm
@@ -100,9 +100,9 @@ class ImplicitGraph(nn.Module):
 
         Args:
             x: features of the nodes; None stands for the identity matrix.
-            graph: :class:`Graphs`, a sparse adjacency or PyG's data; see :func:`as_graphs`.
+            graph: `Graphs`, a sparse adjacency or PyG's data; see `as_graphs`.
             z0: (N, out_features) where to start, e.g. the states of the epoch before.
-            **call: options of this call of the DEQ, e.g. ``f_max_iter=300``.
+            **call: options of this call of the DEQ, e.g. `f_max_iter=300`.
         """
         reset_norm(self)
         graph = self._fitting(graph)

@@ -1,14 +1,9 @@
-"""Accuracy and F1 in percent; of nothing at all, NaN."""
+"""F1 scores in percent; of nothing at all, NaN."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-
-
-def accuracy(logits: Tensor, y: Tensor) -> float:
-    """Share of right classes."""
-    return 100 * float((logits.argmax(dim=1) == y).double().mean())
 
 
 def f1_scores(split: str, marked: Tensor, y: Tensor) -> dict[str, float]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deq_zoo.checks import check_fields
 from deq_zoo.ignn.graph import as_graphs
 from deq_zoo.ignn.layers import ImplicitGraph, Init, Start
 from torchdeq import DEQConfig, SolverStat
@@ -39,8 +40,7 @@ class IGNNConfig:
     init: Init = "uniform"
 
     def __post_init__(self) -> None:
-        if self.width < 1:
-            raise ValueError(f"width must be at least 1, got {self.width}")
+        check_fields(self, 1, "width")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}")
 
@@ -87,7 +87,7 @@ class _Net(nn.Module):
         return (module for module in self.modules() if isinstance(module, ImplicitGraph))
 
     def project_(self, rho: float) -> None:
-        """Project the parameters of every layer; see :meth:`ImplicitGraph.project_`."""
+        """Project the parameters of every layer; see `ImplicitGraph.project_`."""
         for layer in self.implicit():
             layer.project_(rho)
 
@@ -95,7 +95,7 @@ class _Net(nn.Module):
 class SkipIGNN(_Net):
     r"""Five implicit layers with linear skips: every node gets logits; the net for PPI.
 
-    .. math:: x \leftarrow \mathrm{ELU}(Z^\star_l(x) + S_l x + s_l)
+    $$x \leftarrow \mathrm{ELU}(Z^\star_l(x) + S_l x + s_l)$$
 
     without the ELU at the end; widths 4h, 2h, 2h, h, classes.
 
@@ -116,7 +116,7 @@ class SkipIGNN(_Net):
     def forward(
         self, x: Tensor, graph: Any, z0: Sequence[Tensor] | None = None, **call: Any
     ) -> Output:
-        """Logits (N, classes); see :meth:`ImplicitGraph.forward`."""
+        """Logits (N, classes); see `ImplicitGraph.forward`."""
         graph = as_graphs(graph)
         states, stats = [], []
         for k, (layer, skip) in enumerate(zip(self.ignn, self.proj, strict=True)):
@@ -131,11 +131,11 @@ class SkipIGNN(_Net):
 class NodeIGNN(_Net):
     r"""One implicit layer and a linear map: the net for chains, citations and co-purchases.
 
-    .. math:: y = V \, \mathrm{dropout}(Z^\star)
+    $$y = V \, \mathrm{dropout}(Z^\star)$$
 
-    with every row of :math:`Z^\star` scaled to length 1 if the config says ``unit``.
+    with every row of $Z^\star$ scaled to length 1 if the config says `unit`.
 
-    Args: see :class:`SkipIGNN`.
+    Args: see `SkipIGNN`.
     """
 
     def __init__(self, features: int, classes: int, config: IGNNConfig, deq: Any = None) -> None:
@@ -146,7 +146,7 @@ class NodeIGNN(_Net):
     def forward(
         self, x: Tensor | None, graph: Any, z0: Sequence[Tensor] | None = None, **call: Any
     ) -> Output:
-        """Logits (N, classes); see :meth:`ImplicitGraph.forward`."""
+        """Logits (N, classes); see `ImplicitGraph.forward`."""
         (z,), stats = self.ig1(x, graph, z0[0] if z0 else None, **call)
         h = F.normalize(z, dim=1) if self.config.unit else z
         logits = self.V(F.dropout(h, self.config.dropout, self.training))
@@ -156,9 +156,9 @@ class NodeIGNN(_Net):
 class GraphIGNN(_Net):
     r"""Three implicit layers, a sum over nodes, two linear maps: whole graphs are classified.
 
-    .. math:: y = V_1 \, \mathrm{dropout}(\mathrm{ReLU}(V_0 \textstyle\sum_i Z^\star_i + b_0)) + b_1
+    $$y = V_1 \, \mathrm{dropout}(\mathrm{ReLU}(V_0 \textstyle\sum_i Z^\star_i + b_0)) + b_1$$
 
-    The layers have no self term. Args: see :class:`SkipIGNN`.
+    The layers have no self term. Args: see `SkipIGNN`.
     """
 
     def __init__(self, features: int, classes: int, config: IGNNConfig, deq: Any = None) -> None:
@@ -173,7 +173,7 @@ class GraphIGNN(_Net):
     def forward(
         self, x: Tensor, graph: Any, z0: Sequence[Tensor] | None = None, **call: Any
     ) -> Output:
-        """Logits (G, classes); see :meth:`ImplicitGraph.forward`."""
+        """Logits (G, classes); see `ImplicitGraph.forward`."""
         graph = as_graphs(graph)
         states, stats = [], []
         for k, layer in enumerate((self.ig1, self.ig2, self.ig3)):

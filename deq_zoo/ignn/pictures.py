@@ -81,31 +81,17 @@ def molecules(
 
 
 def _draw_graph(axes: Any, graph: Graphs, kinds: Tensor) -> None:
-    place = _layout(graph).numpy()
-    edges = graph.outgoing.to_sparse_coo().indices().mT.tolist()
-    for i, j in edges:
-        if i < j:
-            axes.plot(*place[[i, j]].T, color="#999999", linewidth=1, zorder=1)
+    from networkx import Graph, spring_layout
+
+    drawn: Any = Graph()
+    drawn.add_nodes_from(range(graph.nodes))
+    drawn.add_edges_from(graph.outgoing.to_sparse_coo().indices().mT.tolist())
+    places = spring_layout(drawn, iterations=300, seed=0)
+    for i, j in drawn.edges:
+        x, y = zip(places[i], places[j], strict=True)
+        axes.plot(x, y, color="#999999", linewidth=1, zorder=1)
+    x, y = zip(*places.values(), strict=True)
     colours = colormaps["tab10"](kinds.numpy() % 10)
-    axes.scatter(*place.T, s=16, c=colours, zorder=2, linewidths=0)
+    axes.scatter(x, y, s=16, c=colours, zorder=2, linewidths=0)
     axes.set_aspect("equal")
     axes.axis("off")
-
-
-def _layout(graph: Graphs, steps: int = 300) -> Tensor:
-    """Places (n, 2) at which neighbours are near and others are not: springs and repulsion."""
-    n = graph.nodes
-    near = (graph.outgoing.to_dense() != 0).double()
-    angle = torch.arange(n) * 2.39996  # a spiral: no two nodes start at one place
-    p: Tensor = (
-        torch.stack((angle.cos(), angle.sin()), dim=1).double() * torch.arange(1, n + 1)[:, None]
-    )
-    p = p / n**0.5  # (n, 2)
-    for k in range(steps):
-        gap = p[:, None] - p[None]
-        distance = gap.norm(dim=2).clamp_min(0.05)
-        pull = 1 / distance.square() - near * distance
-        move = (gap / distance[..., None] * pull[..., None]).sum(1)
-        length = move.norm(dim=1, keepdim=True).clamp_min(1e-9)
-        p = p + move / length * length.clamp_max(0.3 * (1 - k / steps))
-    return p

@@ -15,27 +15,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deq_zoo.errors import DataError
+from deq_zoo.arrays import read_archive, read_array, require
+from deq_zoo.errors import DataError, MissingPackage
 from deq_zoo.ignn.data import GraphSet, NodeSet, split_by_class
-from deq_zoo.ignn.download import EXTRA
 from deq_zoo.ignn.edges import check_edges, check_rows, checked_splits, edge_pairs, once, undirected
 from deq_zoo.ignn.files import (
     SparseRows,
     existing,
     find_file,
-    read_archive,
-    read_array,
+    read_pickle,
     read_table,
-    require,
     taking_apart,
-    unpickle_arrays,
 )
+from deq_zoo.packages import install
 
 
 def planetoid(root: str | Path | None, name: str) -> NodeSet:
     """Cora, Citeseer or Pubmed with the split of the Planetoid files.
 
-    Reads ``<name>.npz``, or ``ind.<name>.allx`` and its companions.
+    Reads `<name>.npz`, or `ind.<name>.allx` and its companions.
     """
     parts = ", ".join(f"ind.{name}.{part}" for part in (*_PLANETOID_PARTS, "test.index"))
     hint = f"{name}.npz, or the files {parts}"
@@ -48,7 +46,7 @@ def _planetoid_files(folder: Path, name: str) -> NodeSet:
     held = {}
     for part, kind in _PLANETOID_PARTS.items():
         path = folder / f"ind.{name}.{part}"
-        held[part] = unpickle_arrays(path)
+        held[part] = read_pickle(path)
         if not isinstance(held[part], kind):
             raise DataError(f"{path} must hold {kind.__name__}, got {type(held[part]).__name__}")
     told = folder / f"ind.{name}.test.index"
@@ -92,7 +90,7 @@ def amazon_photo(root: str | Path | None, seed: int = 0) -> NodeSet:
 
 
 def amazon(root: str | Path | None, portion: str = "0.06", seed: int = 0) -> NodeSet:
-    """Amazon's multi-label products, ``adj_list.txt`` and its companions; features are nodes.
+    """Amazon's multi-label products, `adj_list.txt` and its companions; features are nodes.
 
     The files have no nodes to choose a model by: a tenth of the training nodes are taken for that.
     """
@@ -132,7 +130,7 @@ def ppi(root: str | Path | None) -> GraphSet:
 
 
 def tu(root: str | Path | None, name: str) -> GraphSet:
-    """A set of TU Dortmund: ``<name>_A.txt`` and its companions, or ``<name>.npz``.
+    """A set of TU Dortmund: `<name>_A.txt` and its companions, or `<name>.npz`.
 
     MUTAG comes with the package grakel and needs no folder.
     """
@@ -247,7 +245,7 @@ def _graph_set(
 
 
 def _node_archive(path: Path, seed: int = 0) -> NodeSet:
-    """A graph in the form of Planetoid sets (``x_*``) or of co-purchases (``attr_*``)."""
+    """A graph in the form of Planetoid sets (`x_*`) or of co-purchases (`attr_*`)."""
     held = read_archive(path)
     if "edge_index" in held:
         require(path, held, "y", "x_indices", "x_indptr", "x_shape")
@@ -281,7 +279,9 @@ _SPLITS = ("train", "val", "test")
 def _inside_grakel() -> Path:
     found = find_spec("grakel")
     if found is None or found.origin is None:
-        raise DataError(f"MUTAG comes with the package grakel: {EXTRA}, or name a --data-dir")
+        raise MissingPackage(
+            f"MUTAG comes with the package grakel: {install('graphs')}, or name a --data-dir"
+        )
     return Path(found.origin).parent / "tests" / "data" / "MUTAG"
 
 

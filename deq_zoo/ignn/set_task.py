@@ -16,9 +16,10 @@ from deq_zoo.ignn import readers
 from deq_zoo.ignn.data import GraphSet, random_graphs
 from deq_zoo.ignn.download import download
 from deq_zoo.ignn.graph import Graphs
-from deq_zoo.ignn.metrics import accuracy, f1_scores
+from deq_zoo.ignn.metrics import f1_scores
 from deq_zoo.ignn.model import GraphIGNN, IGNNConfig, Output, SkipIGNN
 from deq_zoo.ignn.task import PLAIN, IGNNTask, hardest, node_loss
+from deq_zoo.metrics import accuracy
 from deq_zoo.record import SolverRecord
 from deq_zoo.task import (
     WHOLE,
@@ -142,10 +143,6 @@ class SetTask(IGNNTask):
             metrics |= self.judge(split, *found)
         return Evaluation(metrics, record)
 
-    @abstractmethod
-    def judge(self, split: str, logits: Tensor, y: Tensor) -> dict[str, float]:
-        """Metrics of a split."""
-
 
 @dataclass(frozen=True)
 class TissueTask(SetTask):
@@ -195,7 +192,7 @@ class GraphClassTask(SetTask):
         deq: options of the equilibrium.
         net: the shape of the network.
         batch: graphs.
-        data: the set's name, e.g. ``MUTAG``; ``rings`` is made by rule.
+        data: the set's name, e.g. `MUTAG`; `rings` is made by rule.
         folds: parts the set is divided into.
         fold: the one to judge by; the next is the one to choose by.
         split_seed: decides the parts.

@@ -47,7 +47,7 @@ class _Propagate(torch.autograd.Function):
 
 
 def multiply(both: Both, x: Tensor) -> Tensor:
-    """``forth @ x``, differentiable in ``x``."""
+    """`forth @ x`, differentiable in `x`."""
     product: Tensor = _Propagate.apply(both, x)  # type: ignore[no-untyped-call]
     return product
 
@@ -106,7 +106,7 @@ def sparse_weight(W: Tensor) -> Both | None:
 
 
 def times_transposed(x: Tensor, W: Tensor, rows: Both | None) -> Tensor:
-    """``x W^T``, by the sparse rows of W if there are any; differentiable in x and in all of W."""
+    """`x W^T`, by the sparse rows of W if there are any; differentiable in x and in all of W."""
     if rows is None or x.dtype != rows.forth.dtype:
         return x @ W.mT
     product: Tensor = _TimesTransposed.apply(x, W, rows)  # type: ignore[no-untyped-call]
@@ -118,7 +118,7 @@ _BLOCK = 128  # rows of x whose product stays in the cache
 
 
 class _TimesTransposed(torch.autograd.Function):
-    """``x W^T`` with W mostly zero: sparse towards x, dense towards W."""
+    """`x W^T` with W mostly zero: sparse towards x, dense towards W."""
 
     @staticmethod
     def forward(x: Tensor, W: Tensor, rows: Both) -> Tensor:
@@ -163,12 +163,12 @@ class _TimesTransposed(torch.autograd.Function):
 def perron_roots(
     adjacency: Tensor, sizes: Sequence[int], steps: int = 4096, tol: float = 1e-11
 ) -> Tensor:
-    """(G,) the largest eigenvalue of ``|A|`` for each block, by power iteration from ones.
+    """(G,) the largest eigenvalue of `|A|` for each block, by power iteration from ones.
 
     Half of the estimate is added to the diagonal, without which bipartite graphs would alternate.
-    Where the gap to the next eigenvalue is tiny, ``steps`` ends the iteration and the root comes
-    out too small: by 1.5e-5 on a path of 1,000 nodes. The margin of :class:`~deq_zoo.ignn.Graphs`
-    covers that but for 5e-6, for which ``kappa < 1`` leaves room.
+    Where the gap to the next eigenvalue is tiny, `steps` ends the iteration and the root comes
+    out too small: by 1.5e-5 on a path of 1,000 nodes. The margin of `Graphs`
+    covers that but for 5e-6, for which `kappa < 1` leaves room.
 
     Args:
         adjacency: sparse rows, in blocks.

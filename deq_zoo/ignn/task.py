@@ -18,8 +18,9 @@ from deq_zoo.ignn.convert import from_authors
 from deq_zoo.ignn.data import NodeSet, chains
 from deq_zoo.ignn.download import download
 from deq_zoo.ignn.graph import Graphs
-from deq_zoo.ignn.metrics import accuracy, f1_scores, oracle_labels
+from deq_zoo.ignn.metrics import f1_scores, oracle_labels
 from deq_zoo.ignn.model import IGNNConfig, NodeIGNN, Output
+from deq_zoo.metrics import accuracy
 from deq_zoo.record import SolverRecord
 from deq_zoo.task import WHOLE, Evaluation, Loss, Picture, Score, Shard, Task
 from torchdeq import DEQConfig, SolverStat
@@ -28,7 +29,7 @@ PLAIN = {"norm_type": "none"}  # options of a DEQ without a norm
 
 
 class IGNNTask(Task):
-    """What the tasks share: options of the network, and weights of the authors."""
+    """A task on graphs: options of the network, metrics, and weights of the authors."""
 
     net: IGNNConfig
     deq: DEQConfig
@@ -42,6 +43,10 @@ class IGNNTask(Task):
     @abstractmethod
     def least_rho(self) -> float:
         """The smallest Perron root that training meets."""
+
+    @abstractmethod
+    def judge(self, split: str, logits: Tensor, y: Tensor) -> dict[str, float]:
+        """Return the metrics of a split, whose name comes before theirs."""
 
     def after_step(self, model: nn.Module) -> None:
         model.project_(self.least_rho)  # type: ignore[operator]
@@ -120,10 +125,6 @@ class WholeTask(IGNNTask):
             metrics |= self.judge(name, out.logits[rows], y[rows])
         return Evaluation(metrics, record)
 
-    @abstractmethod
-    def judge(self, split: str, logits: Tensor, y: Tensor) -> dict[str, float]:
-        """Metrics of some nodes."""
-
 
 @dataclass(frozen=True)
 class NodeTask(WholeTask):
@@ -182,7 +183,7 @@ class NodeLabelTask(WholeTask):
         data: which set.
         portion: of Amazon's nodes to train on, as in its file names.
 
-    The others: see :class:`NodeTask`.
+    The others: see `NodeTask`.
     """
 
     score: ClassVar[Score] = Score("val_micro_f1", "%")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import io
-import pickle
-import zipfile
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from deq_zoo.arrays import read_archive, unpickle_arrays
 from deq_zoo.errors import DataError
 from deq_zoo.images.files import read_image
 from deq_zoo.images.labelled import SPLITS, Channels, ImageFolder, Images, stack
@@ -32,10 +31,10 @@ def cifar10(root: str | Path, split: str = "train", form: str | None = None) -> 
 
     Args:
         root: the folder.
-        split: ``train`` or ``test``.
-        form: ``batches``, the official Python files; ``folders``, an image file each in
-            ``train/<class>/``; ``jpeg`` or ``lossless``, archives
-            ``cifar10_<form>_<split>*.npz``. By default the first of these that is there.
+        split: `train` or `test`.
+        form: `batches`, the official Python files; `folders`, an image file each in
+            `train/<class>/`; `jpeg` or `lossless`, archives
+            `cifar10_<form>_<split>*.npz`. By default the first of these that is there.
     """
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}{suggest(split, SPLITS)}")
@@ -91,7 +90,7 @@ def _read_batches(paths: list[Path]) -> Images:
     for path in paths:
         batch = read_batch(path)
         x, y = batch.get(b"data"), batch.get(b"labels")
-        if not isinstance(x, np.ndarray) or x.ndim != 2 or x.shape[1] != 3 * 32 * 32:
+        if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.shape[1:] != (3 * 32 * 32,):
             raise DataError(f"{path} is no CIFAR-10 batch: its 'data' are no rows of 3072 bytes")
         if not isinstance(y, list) or not all(isinstance(label, int) for label in y):
             raise DataError(f"{path} is no CIFAR-10 batch: its 'labels' are no list of numbers")
@@ -101,11 +100,7 @@ def _read_batches(paths: list[Path]) -> Images:
 
 
 def _read_archive(paths: list[Path]) -> Images:
-    try:
-        with np.load(paths[0], allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"cannot read {paths[0]}: {error}") from error
+    arrays = read_archive(paths[0])
     if {"jpeg", "ptr", "y"} <= set(arrays):
         data, ends = arrays["jpeg"].tobytes(), arrays["ptr"].tolist()
         pixels = stack([read_image(io.BytesIO(data[a:b])) for a, b in pairwise(ends)]).numpy()
@@ -141,58 +136,9 @@ def _check_cifar10(images: Images, path: Path) -> Images:
     return images
 
 
-class _PickledDtype:
-    """What stands in a pickle for a dtype: its code."""
-
-    def __init__(self, code: bytes | str, *flags: Any) -> None:
-        self.code = code
-
-    def __setstate__(self, state: Any) -> None:
-        """Byte order and the like: a byte has none."""
-
-
-class _PickledArray:
-    """What stands in a pickle for an array; numpy's own classes trust what they are given."""
-
-    array: NDArray[np.uint8] | None = None
-
-    def __init__(self, *empty: Any) -> None:
-        pass
-
-    def __setstate__(self, state: Any) -> None:
-        _, shape, dtype, in_columns, data = state
-        if dtype.code not in (b"u1", "u1") or in_columns:
-            raise pickle.UnpicklingError(f"it holds an array of {dtype.code!r}, not of bytes")
-        self.array = np.frombuffer(bytearray(data), np.uint8).reshape(shape)
-
-
-class _BatchUnpickler(pickle.Unpickler):
-    """Reads arrays of bytes and plain containers; any other object in a pickle is refused."""
-
-    #: What Python 2 and 3 write for an array, under the names of numpy 1 and 2.
-    stand_ins: ClassVar[dict[tuple[str, str], type]] = {
-        ("numpy", "dtype"): _PickledDtype,
-        ("numpy", "ndarray"): _PickledArray,
-        ("numpy.core.multiarray", "_reconstruct"): _PickledArray,
-        ("numpy._core.multiarray", "_reconstruct"): _PickledArray,
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.stand_ins:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no array")
-        return self.stand_ins[module, name]
-
-
 def read_batch(path: str | Path) -> dict[Any, Any]:
-    """A dict of arrays and plain containers from a pickle; strings of Python 2 come as bytes.
-
-    No code of the pickle's choosing is run.
-    """
-    try:
-        with open(path, "rb") as file:
-            batch = _BatchUnpickler(file, encoding="bytes").load()
-    except Exception as error:  # a broken pickle may raise anything
-        raise DataError(f"cannot read {path} as a batch: {error}") from error
+    """Read a dict of arrays and plain containers from a pickle; strings of Python 2 are bytes."""
+    batch = unpickle_arrays(Path(path), encoding="bytes")
     if not isinstance(batch, dict):
         raise DataError(f"{path} must hold a dict, got {type(batch).__name__}")
-    return {key: v.array if isinstance(v, _PickledArray) else v for key, v in batch.items()}
+    return batch

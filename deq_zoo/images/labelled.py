@@ -100,7 +100,7 @@ def stack(images: list[Tensor]) -> Tensor:
 
 
 def stratified(labels: Tensor, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Indices of a random ``share`` of every class, and of the rest, each in rising order."""
+    """Indices of a random `share` of every class, and of the rest, each in rising order."""
     first, second = [], []
     for label in labels.unique():
         members = torch.nonzero(labels == label).flatten()

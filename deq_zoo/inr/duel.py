@@ -86,11 +86,11 @@ class Duel(GeneraliseImage):
     """Image generalisation by an equilibrium and by a rival of about as many parameters.
 
     They share nothing but the optimiser's settings: the loss is the sum of theirs, and no parameter
-    is in both. The best model is chosen by the equilibrium's ``val_psnr``, and the rival is judged
+    is in both. The best model is chosen by the equilibrium's `val_psnr`, and the rival is judged
     at the same step. Runs in one process.
 
     Args:
-        rival: the shape of the other field. Others: see :class:`GeneraliseImage`.
+        rival: the shape of the other field. Others: see `GeneraliseImage`.
     """
 
     rival: FieldConfig = field(default_factory=lambda: FieldConfig(kind="siren", layers=2))

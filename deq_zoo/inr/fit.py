@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from deq_zoo.errors import DataError
 from deq_zoo.inr.data import cropped, in_channels
@@ -17,6 +18,9 @@ from deq_zoo.inr.readers import read_signal
 from deq_zoo.inr.representation import Representation
 from deq_zoo.inr.signal import NAMES, Kind, Signal
 from deq_zoo.inr.task import FitSignal
+from deq_zoo.optim import Adam
+from deq_zoo.preset import Preset
+from deq_zoo.update import Learner, OneDevice, check_finite
 from torchdeq import DEQConfig
 
 #: Input scales of the paper, by kind of signal.
@@ -59,7 +63,7 @@ def fit(
         side: of a square in the middle of every picture; 0 takes all of it.
         shrink: pictures get so many times smaller first.
         length: frames or samples to fit, from the start; 0 takes all.
-        **task: further options of :class:`~deq_zoo.inr.task.FitSignal`, e.g. ``batch=65536``.
+        **task: further options of `FitSignal`, e.g. `batch=65536`.
     """
     known = [name for name in _OF_SOURCE if name in task]
     if known:
@@ -73,19 +77,35 @@ def fit(
         torch.manual_seed(seed)
         model = chosen.build().to(device)
     assert isinstance(model, Representation)
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-    began, carry = time.monotonic(), None
-    for step in range(steps):
-        loss = chosen.loss(model, chosen.train_batch(step, seed).to(device), carry)
-        carry = loss.carry
-        optimizer.zero_grad(set_to_none=True)
-        loss.value.backward()
-        optimizer.step()
+    train(chosen, model, steps, lr, seed, seconds, device, progress)
+    return model.eval()
+
+
+def train(
+    task: FitSignal,
+    model: nn.Module,
+    steps: int,
+    lr: float,
+    seed: int,
+    seconds: float | None,
+    device: torch.device | str,
+    progress: Callable[[int, float], object] | None,
+) -> None:
+    """Update the weights of a field in memory, without a run folder; see `fit` for the options."""
+    preset = Preset(task, Adam(lr=lr, decoupled=False), steps=max(1, steps))
+    optimizer = preset.optim.make(model.parameters())
+    learner = Learner(preset, model, optimizer, OneDevice(device), preset.steps)
+    batches = (task.train_batch(step, seed) for step in range(steps))
+    latest: deque[Tensor] = deque(maxlen=1)
+    began = time.monotonic()
+    for _ in range(steps):
+        learner.update(batches, lambda loss, samples: latest.append(loss.value.detach()))
         if progress is not None:
-            progress(step + 1, loss.value.item())
+            progress(learner.step, latest[0].item())
         if seconds is not None and time.monotonic() - began > seconds:
             break
-    return model.eval()
+    if latest:
+        check_finite(latest[0].item(), learner.step)
 
 
 def as_signal(

@@ -20,11 +20,11 @@ FILTERS = ("siren_like", "fourier", "gabor")
 class Injection(nn.Module):
     r"""Filters of the coordinates, one for each layer of f and one before them.
 
-    .. math:: a = A x + c, \qquad u = a \quad\text{(siren\_like)}, \qquad u = \sin a
-              \quad\text{(fourier)}, \qquad
-              u = \sin a \; e^{-\frac12 \gamma \|x - \mu\|^2} \quad\text{(gabor)}
+    $$a = A x + c, \qquad u = a \quad\text{(siren\_like)}, \qquad u = \sin a
+    \quad\text{(fourier)}, \qquad
+    u = \sin a \; e^{-\frac12 \gamma \|x - \mu\|^2} \quad\text{(gabor)}$$
 
-    Shapes: ``x`` is ``(N, d)``; the result is ``layers + 1`` tensors ``(N, width)``.
+    Shapes: `x` is `(N, d)`; the result is `layers + 1` tensors `(N, width)`.
 
     Args:
         d: coordinates of a point.
@@ -32,7 +32,7 @@ class Injection(nn.Module):
         layers: of f.
         filter: which of the three.
         input_scale: spread of the frequencies A, shared by all filters.
-        alpha: shape of the Gamma distribution from which gabor draws its :math:`\gamma`.
+        alpha: shape of the Gamma distribution from which gabor draws its $\gamma$.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Injection(nn.Module):
             return [self._part(x, k) for k in range(self.parts)]
 
     def _part(self, x: Tensor, k: int) -> Tensor:
-        """Filter ``k``, a tensor of its own: cutting one of all would cost a copy in backward."""
+        """Filter `k`, a tensor of its own: cutting one of all would cost a copy in backward."""
 
         def cut(t: Tensor) -> Tensor:
             return t.chunk(self.parts)[k]
@@ -78,12 +78,12 @@ class Injection(nn.Module):
 class FilteredMap(nn.Module):
     r"""The map f: layers that mix the state, each with its filter.
 
-    .. math:: \text{siren\_like:}\quad & v_0 = z + \sin u_0, \quad
-              v_l = \sin(W_l v_{l-1} + b_l + u_l) \\
-              \text{fourier, gabor:}\quad & v_0 = z + u_0, \quad
-              v_l = (W_l v_{l-1} + b_l) \odot u_l
+    $$\begin{aligned}
+    \text{siren\_like:}\quad & v_0 = z + \sin u_0, \quad v_l = \sin(W_l v_{l-1} + b_l + u_l) \\
+    \text{fourier, gabor:}\quad & v_0 = z + u_0, \quad v_l = (W_l v_{l-1} + b_l) \odot u_l
+    \end{aligned}$$
 
-    and :math:`f(z) = v_L`.
+    and $f(z) = v_L$.
 
     Args:
         width: of the state.
@@ -101,8 +101,8 @@ class FilteredMap(nn.Module):
     def at(self, u: Sequence[Tensor], solving: bool = True) -> Callable[[Tensor], Tensor]:
         """The map z -> f(z) for some points.
 
-        The first filter does not depend on z. A solve has :math:`k = W_1 g_0 + b_1 + u_1` made
-        once, and an iteration is ``sin(W z + k)``. The few steps of a warm start add the filter to
+        The first filter does not depend on z. A solve has $k = W_1 g_0 + b_1 + u_1$ made
+        once, and an iteration is `sin(W z + k)`. The few steps of a warm start add the filter to
         z instead: that is one product with W less, and two less in the backward pass.
 
         Args:
@@ -127,7 +127,7 @@ class FilteredMap(nn.Module):
         return f
 
     def _filtered(self, mixed: Tensor, u: Tensor, added: bool = False) -> Tensor:
-        """A layer's output; ``added`` says that a siren's filter is in ``mixed`` already."""
+        """A layer's output; `added` says that a siren's filter is in `mixed` already."""
         if self.filter != "siren_like":
             return mixed * u if torch.is_grad_enabled() else mixed.mul_(u)
         mixed = mixed if added else mixed + u
@@ -139,7 +139,7 @@ class FilteredMap(nn.Module):
 
 
 def _affine(c: Tensor, z: Tensor, W: Tensor) -> Tensor:
-    """``c + z W``; in mixed precision the sum keeps c's, which holds phases of many turns."""
+    """`c + z W`; in mixed precision the sum keeps c's, which holds phases of many turns."""
     if torch.is_autocast_enabled(z.device.type):
         return z @ W + c
     return torch.addmm(c, z, W)

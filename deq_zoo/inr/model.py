@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from deq_zoo.checks import check_fields
 from deq_zoo.inr.layers import FILTERS, Filter, FilteredMap, Injection
 from torchdeq import DEQConfig, SolverStat, apply_norm, get_deq, reset_norm
 from torchdeq.registry import suggest
@@ -44,9 +45,7 @@ class FieldConfig:
             value = getattr(self, name)
             if value not in known:
                 raise ValueError(f"unknown {name} {value!r}{suggest(value, known)}")
-        for name in ("width", "layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_fields(self, 1, "width", "layers")
         for name in ("input_scale", "alpha"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
@@ -129,16 +128,16 @@ class _Filtered(Field):
 class DEQField(_Filtered):
     r"""A field whose hidden state is an equilibrium: DEQ-SIREN and DEQ-MFN.
 
-    .. math:: z^\star = f(z^\star, u(x)), \qquad y = V z^\star + \beta
+    $$z^\star = f(z^\star, u(x)), \qquad y = V z^\star + \beta$$
 
-    Shapes: ``x`` is ``(..., d)``, values are ``(..., o)``, a state is ``(N, width)``. A point is a
+    Shapes: `x` is `(..., d)`, values are `(..., o)`, a state is `(N, width)`. A point is a
     sample of the solver.
 
     Args:
         d: coordinates of a point.
         o: numbers in a value.
         config: the shape of the network.
-        deq: options of the DEQ and of the norm in f: a ``DEQConfig``, dict or Namespace.
+        deq: options of the DEQ and of the norm in f: a `DEQConfig`, dict or Namespace.
     """
 
     def __init__(self, d: int, o: int, config: FieldConfig, deq: Any = None) -> None:
@@ -151,7 +150,7 @@ class DEQField(_Filtered):
         Args:
             x: coordinates.
             z0: where to start, e.g. the states of the training step before; zeros by default.
-            **call: options of this call of the DEQ; ``f_max_iter=0`` with a ``z0`` takes only the
+            **call: options of this call of the DEQ; `f_max_iter=0` with a `z0` takes only the
                 steps of the gradient, as a warm start does.
         """
         return self._solved(self.deq, x, z0, **call)
@@ -161,7 +160,7 @@ class DEQField(_Filtered):
 
         Args:
             x: coordinates.
-            tol: of all solves, relative; by default near the precision of ``x``.
+            tol: of all solves, relative; by default near the precision of `x`.
         """
         tol = 16 * torch.finfo(x.dtype).eps if tol is None else tol
         options = self.options.with_options(
@@ -187,11 +186,11 @@ class DEQField(_Filtered):
 
 
 class OnePassField(_Filtered):
-    r"""The explicit twin of a :class:`DEQField`, of as many parameters.
+    r"""The explicit twin of a `DEQField`, of as many parameters.
 
-    .. math:: y = V f(0, u(x)) + \beta
+    $$y = V f(0, u(x)) + \beta$$
 
-    Args: see :class:`DEQField`; of its options only those of the norm count.
+    Args: see `DEQField`; of its options only those of the norm count.
     """
 
     def forward(self, x: Tensor, z0: Tensor | None = None, **call: Any) -> Output:

@@ -16,7 +16,7 @@ _MIX = 0x2545F4914F6CDD1D
 
 
 def permuted(n: int, places: Tensor, *key: object) -> Tensor:
-    """What stands at some places of a random permutation of ``range(n)`` that ``key`` decides.
+    """What stands at some places of a random permutation of `range(n)` that `key` decides.
 
     A Feistel network permutes the next power of four; what falls outside is sent through again.
     """
@@ -37,7 +37,7 @@ def permuted(n: int, places: Tensor, *key: object) -> Tensor:
 
 
 def sampled(n: int, size: int, step: int, seed: int, shard: Shard = WHOLE) -> Tensor:
-    """Batch ``step`` of ``size`` out of ``n`` points, rising; every epoch has a new order."""
+    """Batch `step` of `size` out of `n` points, rising; every epoch has a new order."""
     epoch, k = divmod(step, steps_in_epoch(n, size))
     places = torch.arange(k * size, min(n, (k + 1) * size))[shard.rank :: shard.world]
     return permuted(n, places, seed, epoch).sort().values

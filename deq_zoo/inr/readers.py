@@ -5,13 +5,13 @@ from __future__ import annotations
 import struct
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from deq_zoo.errors import DataError, ZooError
+from deq_zoo.errors import DataError
+from deq_zoo.images import videos
 from deq_zoo.images.files import open_image
 from deq_zoo.inr.signal import Kind, Signal
 
@@ -79,20 +79,8 @@ def read_wav(path: Path) -> Signal:
 
 
 def read_video(path: Path, length: int = 0) -> Signal:
-    """A video's frames as bytes, the first ``length`` of them; 0 reads all."""
-    av: Any
-    try:
-        import av
-    except ImportError:
-        raise ZooError("videos are read by PyAV: pip install 'torchdeq[video]'") from None
-    try:
-        with av.open(str(path)) as held:
-            stream = held.streams.video[0]
-            rate = float(stream.average_rate or 25)
-            decoded = islice(held.decode(stream), length or None)
-            frames = [torch.from_numpy(f.to_ndarray(format="rgb24")) for f in decoded]
-    except (av.error.FFmpegError, IndexError, OSError) as error:
-        raise DataError(f"{path} cannot be read as a video: {error}") from None
+    """Read a video's frames as bytes, the first `length` of them; 0 reads all."""
+    frames = list(islice(videos.read_video(path), length or None))
     if not frames:
         raise DataError(f"{path} holds no frames")
-    return Signal("video", torch.stack(frames), rate)
+    return Signal("video", torch.stack([frame.pixels for frame in frames]), frames[0].rate)

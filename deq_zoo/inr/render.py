@@ -47,7 +47,7 @@ def render(model: Representation, options: Rendering | None = None, **changes: A
     Args:
         model: what was trained.
         options: what to render.
-        **changes: the same as keywords, e.g. ``render(model, scale=4)``.
+        **changes: the same as keywords, e.g. `render(model, scale=4)`.
     """
     if options is not None and changes:
         raise TypeError(f"give a Rendering or keywords, not both: got {', '.join(changes)} too")

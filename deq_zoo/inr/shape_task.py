@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from deq_zoo.checks import check_fields
 from deq_zoo.inr.blocks import block_size, mean_of, summed
 from deq_zoo.inr.derivatives import value_and_gradient
 from deq_zoo.inr.model import FieldConfig, Output, make_field
@@ -24,12 +25,12 @@ _SHOWN = 96  # pixels along a side of the picture
 
 @dataclass(frozen=True)
 class FitShape(Task):
-    r"""The signed distance :math:`s` of a shape, from points drawn anew at every step.
+    r"""The signed distance $s$ of a shape, from points drawn anew at every step.
 
-    .. math:: \ell = \mathrm{mean} \, (y - s)^2 + w \, \mathrm{mean} \, (|\nabla y| - 1)^2
+    $$\ell = \mathrm{mean} \, (y - s)^2 + w \, \mathrm{mean} \, (|\nabla y| - 1)^2$$
 
     The gradient along coordinates is that of the equilibrium itself, and training differentiates
-    it once more: exact, with the options ``ift`` and ``higher_order``.
+    it once more: exact, with the options `ift` and `higher_order`.
 
     Args:
         net: the shape of the field.
@@ -50,10 +51,8 @@ class FitShape(Task):
     eikonal: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.batch < 1 or self.eikonal < 0:
-            raise ValueError(
-                f"batch must be positive and eikonal at least 0, got {self.batch}, {self.eikonal}"
-            )
+        check_fields(self, 1, "batch")
+        check_fields(self, 0, "eikonal")
         exact = self.deq.implicit and self.deq.higher_order
         if self.eikonal and self.net.implicit and not exact:
             raise ValueError(

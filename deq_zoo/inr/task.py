@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
-from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from deq_zoo.checks import check_fields
 from deq_zoo.errors import DataError
 from deq_zoo.inr.blocks import block_size, mean_of, summed
-from deq_zoo.inr.convert import from_authors
-from deq_zoo.inr.data import Source, cropped, kind_of_source, open_signal
+from deq_zoo.inr.data import Source
 from deq_zoo.inr.derivatives import value_and_gradient
-from deq_zoo.inr.model import Field, FieldConfig, Output, make_field
+from deq_zoo.inr.model import FieldConfig, Output
 from deq_zoo.inr.order import sampled
-from deq_zoo.inr.render import Rendering, write_rendering
-from deq_zoo.inr.representation import Representation
-from deq_zoo.inr.signal import DIMENSIONS, NAMES, Kind, Signal, coordinates
+from deq_zoo.inr.signal import coordinates
+from deq_zoo.inr.signal_task import SignalTask
 from deq_zoo.inr.warm import States, check_memory
 from deq_zoo.record import SolverRecord
-from deq_zoo.task import WHOLE, Evaluation, Loss, Picture, Score, Shard, Task, steps_in_epoch
+from deq_zoo.task import WHOLE, Evaluation, Loss, Picture, Score, Shard, steps_in_epoch
 from torchdeq import DEQConfig, SolverStat, fp_correction
 
 _STATS = 64  # points of a block whose statistics are kept: those of all would be a burden
@@ -34,15 +31,15 @@ Predict = Callable[[Tensor, Tensor], list[Tensor]]  # points, their places: valu
 
 
 @dataclass(frozen=True)
-class FitSignal(Task):
+class FitSignal(SignalTask):
     """One field learns one signal, by the squared error at its samples.
 
     Args:
         net: the shape of the field.
         deq: options of the equilibrium.
         data: astronaut, chelsea, coffee or camera (with scikit-image); file; nature, text, celeba,
-            video or audio (from ``data_dir``); ripples (for tests).
-        file: of the data ``file``: an image, sound or video.
+            video or audio (from `data_dir`); ripples (for tests).
+        file: of the data `file`: an image, sound or video.
         data_dir: folder with the data set's files.
         index: which signal of a set.
         channels: of images, 3 or 1.
@@ -75,11 +72,8 @@ class FitSignal(Task):
     eval_frames: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("index", "side", "length", "batch", "points_at_once", "eval_frames"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        if self.shrink < 1:
-            raise ValueError(f"shrink must be at least 1, got {self.shrink}")
+        check_fields(self, 0, "index", "side", "length", "batch", "points_at_once", "eval_frames")
+        check_fields(self, 1, "shrink")
         if self.channels not in (1, 3):
             raise ValueError(f"channels must be 1 or 3, got {self.channels}")
         if self.deq.jac_loss_weight:
@@ -96,60 +90,6 @@ class FitSignal(Task):
             )
         if self.data in ("video", "audio"):
             raise ValueError(f"supervise='gradient' takes images, got data={self.data!r}")
-
-    @property
-    def kind(self) -> Kind:
-        """Of signal; known without opening it."""
-        held: Signal | None = self.__dict__.get("signal")
-        return kind_of_source(self.data, self.file) if held is None else held.kind
-
-    @cached_property
-    def signal(self) -> Signal:
-        """What is fitted."""
-        whole = open_signal(
-            self.data, self.channels, self.file, self.data_dir, self.index, self.length
-        )
-        return self._checked(cropped(whole, self.side, self.shrink, self.length))
-
-    def _checked(self, signal: Signal) -> Signal:
-        if self.supervise == "gradient" and signal.kind != "image":
-            raise DataError(f"supervise='gradient' takes images, got {NAMES[signal.kind]}")
-        return signal
-
-    def holding(self, signal: Signal) -> Self:
-        """The task with a signal from memory in place of its data."""
-        channels = signal.channels if signal.kind == "image" else self.channels
-        task = replace(self, channels=channels)
-        task.__dict__["signal"] = self._checked(signal)
-        return task
-
-    @cached_property
-    def fit_rows(self) -> Tensor:
-        """Samples to learn from; a batch holds places in this list."""
-        return torch.arange(len(self.signal))
-
-    def judged(self) -> dict[str, Tensor]:
-        """Samples to judge by, for every metric."""
-        if not self.eval_frames or self.signal.kind != "video":
-            return {"psnr": torch.arange(len(self.signal))}
-        frames, size = self.signal.shape[0], prod(self.signal.shape[1:])
-        chosen = torch.linspace(0, frames - 1, min(frames, self.eval_frames)).round().long()
-        return {"psnr": (chosen[:, None] * size + torch.arange(size)).flatten()}
-
-    def build(self) -> nn.Module:
-        return self.framed(Representation(self.make(self.net)))
-
-    def make(self, net: FieldConfig) -> Field:
-        """A field for this kind of signal."""
-        channels = {"audio": 1, "image": self.channels, "video": 3}[self.kind]
-        return make_field(DIMENSIONS[self.kind], channels, net, self.deq)
-
-    def framed(self, model: Representation) -> Representation:
-        """The model with the size of the signal, if that is at hand."""
-        try:
-            return model.frame_(self.signal.shape, self.signal.rate)
-        except DataError:  # a trained model is rendered without its data: it knows its size
-            return model
 
     @property
     def steps_per_epoch(self) -> int:
@@ -225,7 +165,7 @@ class FitSignal(Task):
         return torch.stack((columns, rows), dim=-1).flatten(0, 1)
 
     def _differences(self, predict: Predict, x: Tensor, places: Tensor) -> Tensor:
-        """The field's gradient in the units of :attr:`target_differences`."""
+        """The field's gradient in the units of `target_differences`."""
         _, gradient = value_and_gradient(lambda x: predict(x, places)[-1], x)
         height, width = self.signal.shape
         return gradient * (2 / (x.new_tensor((width, height)) - 1).clamp_min(1))
@@ -277,29 +217,6 @@ class FitSignal(Task):
             return [unrolled(self.signal, values)]
         return [compare(self.signal, rows, {"fit": values}, self.told_by())]
 
-    def told_by(self) -> Tensor | None:
-        """Samples by which the PSNR of a picture is told; None takes those that are shown."""
-        return None
-
-    def convert(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        model = self.build()
-        assert isinstance(model, Representation)
-        found = from_authors(model.field, state)
-        return {f"field.{key}": value for key, value in found.items()} | {"frame": model.frame}
-
-    def sampling(self) -> Rendering:
-        return Rendering()
-
-    def sample(
-        self, model: nn.Module, options: Rendering, out: Path, device: torch.device
-    ) -> Iterator[str]:
-        assert isinstance(model, Representation)
-        try:
-            signal = self.signal
-        except DataError:
-            signal = None
-        yield from write_rendering(model, options, out, signal)
-
 
 @dataclass(frozen=True)
 class GeneraliseImage(FitSignal):
@@ -308,7 +225,7 @@ class GeneraliseImage(FitSignal):
     It is judged by the pixels that lie diagonally between those it has learnt, as in the paper; the
     best model is chosen by others, those to the right.
 
-    Args: see :class:`FitSignal`.
+    Args: see `FitSignal`.
     """
 
     score: ClassVar[Score] = Score("val_psnr", "dB")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from deq_zoo.errors import ZooError
 from deq_zoo.inr.signal import DIMENSIONS, NAMES, Kind, shown
+from deq_zoo.packages import optional
 
 SUFFIXES: dict[Kind, tuple[str, ...]] = {
     "image": (".png",),
@@ -70,12 +70,7 @@ def _image(pixels: Tensor) -> Any:
 
 def _write_video(path: Path, pixels: Tensor, rate: float) -> None:
     """H.264, whose sides are even: an odd one repeats its last line."""
-    try:
-        import av
-    except ImportError:
-        raise ZooError(
-            "mp4 is written by PyAV: pip install 'torchdeq[video]', or write a gif"
-        ) from None
+    av = optional("av", "video", "mp4 files (gif files do not)")
     height, width = pixels.shape[1:3]
     odd = ((0, 0), (0, height % 2), (0, width % 2), (0, 0))
     frames = np.pad(pixels.numpy(), odd, mode="edge")

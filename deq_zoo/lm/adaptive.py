@@ -13,19 +13,19 @@ from torch import Tensor, nn
 class AdaptiveVocabulary(nn.Module):
     r"""Frequent words get wide vectors, rare ones narrow; reading and predicting share them.
 
-    Cluster i owns the ids from :math:`c_i` to :math:`c_{i+1}` and has the width
-    :math:`E_i = E / k^i`:
+    Cluster i owns the ids from $c_i$ to $c_{i+1}$ and has the width
+    $E_i = E / k^i$:
 
-    .. math:: e(x) = \sqrt D \, P_i T_i[x - c_i], \qquad
-              \log p(x) = \log \mathrm{head}(x \text{ or its cluster}) +
-              \log \mathrm{softmax}(T_i P_i^\top h + b_i)_{x - c_i}
+    $$e(x) = \sqrt D \, P_i T_i[x - c_i], \qquad
+    \log p(x) = \log \mathrm{head}(x \text{ or its cluster}) +
+    \log \mathrm{softmax}(T_i P_i^\top h + b_i)_{x - c_i}$$
 
     where the head chooses among the first cluster's words and the other clusters, by a projection
     of its own. The head's rows for the clusters are in reverse order, as published.
 
     This module is the one owner of what input and output share, so the tie cannot come undone.
 
-    Shapes: ids ``(B, L)``, states ``(B, L, D)``, log-probabilities ``(B, L, V)``.
+    Shapes: ids `(B, L)`, states `(B, L, D)`, log-probabilities `(B, L, V)`.
 
     Args:
         tokens: V.
@@ -119,7 +119,7 @@ class AdaptiveVocabulary(nn.Module):
         return torch.cat(parts, dim=-1)
 
     def _head_row(self, i: int) -> int:
-        """Where the head keeps cluster ``i``."""
+        """Where the head keeps cluster `i`."""
         return self.ends[1] + self.clusters - i
 
     def _head_logits(self, h: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class AdaptiveVocabulary(nn.Module):
         return F.linear(h, self._rows(i), self.biases[i])
 
     def _rows(self, i: int) -> Tensor:
-        """The vectors of cluster ``i``."""
+        """The vectors of cluster `i`."""
         if self.shrink > 1:
             return cast(Tensor, self.tables[i])
         return cast(Tensor, self.tables[0])[self.ends[i] : self.ends[i + 1]]

@@ -33,10 +33,10 @@ class Context(NamedTuple):
 class RelativeAttention(nn.Module):
     r"""Multi-head attention with distances as in Transformer-XL (Dai et al., 2019).
 
-    .. math:: s_{ij} = \frac{(q_i + b_w)^\top k_j + (q_i + b_r)^\top r_{i-j}}{\sqrt d}, \qquad
-              a_i = W_o \, N\Big(\sum_j \mathrm{softmax}_j(s_{ij}) \, v_j\Big) + b_o
+    $$s_{ij} = \frac{(q_i + b_w)^\top k_j + (q_i + b_r)^\top r_{i-j}}{\sqrt d}, \qquad
+    a_i = W_o \, N\Big(\sum_j \mathrm{softmax}_j(s_{ij}) \, v_j\Big) + b_o$$
 
-    with :math:`[q; k; v] = W x + u`.
+    with $[q; k; v] = W x + u$.
 
     Args:
         width: D.
@@ -123,7 +123,7 @@ def sinusoids(length: int, width: int, like: Tensor) -> Tensor:
 
 
 def causal_mask(length: int, past: int, window: int, like: Tensor) -> Tensor | None:
-    """(Lq, Lk) 0 from a query to itself and the ``window`` - 1 tokens before it, else -inf."""
+    """(Lq, Lk) 0 from a query to itself and the `window` - 1 tokens before it, else -inf."""
     keys = past + length
     if length == 1 and (not window or keys <= window):
         return None

@@ -42,7 +42,7 @@ def from_authors(config: LMConfig, state: Mapping[str, Tensor]) -> dict[str, Ten
 
     Args:
         config: the shape of the model.
-        state: of their ``deq-lm`` for the redesigned, of ``deq-seq`` for the original.
+        state: of their `deq-lm` for the redesigned, of `deq-seq` for the original.
     """
     _check_design(config, state)
     found: dict[str, Tensor] = {}

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from deq_zoo.data_dir import data_folder
 from deq_zoo.errors import DataError
 from deq_zoo.lm.tokens import Bytes, Pieces, Tokenizer, Words
 from deq_zoo.task import WHOLE, Shard, generator
@@ -125,15 +126,13 @@ class Streams(NamedTuple):
 
 
 def _find(folder: str | Path | None, split: str) -> Path:
-    if folder is None:
-        raise DataError(
-            "WikiText is read from disk: say where train.txt and valid.txt (or "
-            "wiki.train.tokens, wiki.valid.tokens) are with --data-dir FOLDER"
-        )
+    root = data_folder(
+        folder, "WikiText", "train.txt and valid.txt (or wiki.train.tokens and wiki.valid.tokens)"
+    )
     names = (f"{split}.txt", f"wiki.{split}.tokens")
     for name in names:
-        if (Path(folder) / name).is_file():
-            return Path(folder) / name
+        if (root / name).is_file():
+            return root / name
     raise DataError(f"{folder} should hold {names[0]} or {names[1]} of WikiText")
 
 

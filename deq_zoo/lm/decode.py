@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import inf
 
 import torch
 from torch import Tensor
 
+from deq_zoo.checks import check_at_least, check_fields
 from deq_zoo.lm.attention import Context, causal_mask, sinusoids
 from deq_zoo.lm.model import DEQTransformer, Memory, Output
 from deq_zoo.lm.tokens import Tokenizer, Words
@@ -17,7 +17,7 @@ from torchdeq import SolverStat, reset_norm
 
 
 class Decoder(ABC):
-    """A text that grows; :meth:`feed` says what may come next.
+    """A text that grows; `feed` says what may come next.
 
     Args:
         model: in evaluation mode.
@@ -27,15 +27,14 @@ class Decoder(ABC):
     def __init__(self, model: DEQTransformer, span: int) -> None:
         if model.training:
             raise ValueError("decoding needs model.eval(): dropout would change every answer")
-        if span < 1:
-            raise ValueError(f"a decoder must remember at least 1 token, got {span}")
+        check_at_least(1, span=span)
         self.model, self.span = model, span
         self.stats: SolverStat | None = None  # of the last solve
         reset_norm(model.func)
 
     @abstractmethod
     def feed(self, ids: Tensor) -> Tensor:
-        """(B, V) log-probabilities of the token after ``ids`` (B, n), which join the text."""
+        """(B, V) log-probabilities of the token after `ids` (B, n), which join the text."""
 
 
 class Incremental(Decoder):
@@ -134,8 +133,7 @@ class Chunked(Decoder):
 
     def __init__(self, model: DEQTransformer, span: int, length: int) -> None:
         super().__init__(model, span)
-        if length < 1:
-            raise ValueError(f"a segment has at least 1 token, got {length}")
+        check_at_least(1, length=length)
         self.length = length
         self._memory: Memory | None = None
         self._segment: Tensor | None = None
@@ -186,11 +184,8 @@ class Sampling:
     columns: int = 80
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "top_k", "temperature"):
-            if not 0 <= getattr(self, name) < inf:
-                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
-        if self.columns < 1:
-            raise ValueError(f"columns must be at least 1, got {self.columns}")
+        check_fields(self, 0, "tokens", "top_k", "temperature", finite=True)
+        check_fields(self, 1, "columns")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be a number from 0 to 2**63 - 1, got {self.seed}")
         if not 0 < self.top_p <= 1:

@@ -13,7 +13,7 @@ from torchdeq import VariationalDropout1d, mem_gc
 
 
 class FeedForward(nn.Module):
-    r"""Two linear maps on every token, :math:`W_2 \, \mathrm{relu}(W_1 x + b_1) + b_2`."""
+    r"""Two linear maps on every token, $W_2 \, \mathrm{relu}(W_1 x + b_1) + b_2$."""
 
     def __init__(self, width: int, inner: int, dropout: float) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Block(nn.Module):
         return self._run(self.transform, self._run(self.attend, z, context))
 
     def attend(self, z: Tensor, *context: Any) -> Tensor:
-        """The half with attention; ``context`` are the fields of a :class:`Context`."""
+        """The half with attention; `context` are the fields of a `Context`."""
         raise NotImplementedError
 
     def transform(self, z: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class Block(nn.Module):
 class PostNormBlock(Block):
     r"""The block of the original DEQ transformer: norms without parameters on the outputs.
 
-    .. math:: y = \mathrm{LN}(z + A(z)), \qquad f(z) = \mathrm{LN}(y + F(y))
+    $$y = \mathrm{LN}(z + A(z)), \qquad f(z) = \mathrm{LN}(y + F(y))$$
     """
 
     affine = False
@@ -103,7 +103,7 @@ class PostNormBlock(Block):
 class PreNormBlock(Block):
     r"""The block of the redesigned transformer: norms on the inputs, the state is their sum.
 
-    .. math:: y = z + A(\mathrm{LN}(z)), \qquad f(z) = y + F(\mathrm{LN}(y))
+    $$y = z + A(\mathrm{LN}(z)), \qquad f(z) = y + F(\mathrm{LN}(y))$$
     """
 
     affine = True
@@ -157,12 +157,12 @@ class Stack(nn.Module):
 class LeakyStack(Stack):
     r"""The same after a learnt leak of the state, which gives it a fixed point.
 
-    .. math:: f(z) = \lambda z + g(\lambda z), \qquad \lambda = \sigma(\ell) \in (0, 1)^D
+    $$f(z) = \lambda z + g(\lambda z), \qquad \lambda = \sigma(\ell) \in (0, 1)^D$$
 
-    where :math:`z + g(z)` is the stack of pre-norm blocks. There, :math:`g` depends on :math:`z`
-    through norms only, so it is bounded, and without a leak :math:`f(z + c 1) = f(z) + c 1`: sums
+    where $z + g(z)$ is the stack of pre-norm blocks. There, $g$ depends on $z$
+    through norms only, so it is bounded, and without a leak $f(z + c 1) = f(z) + c 1$: sums
     of bounded steps, which go on for ever. With it all iterates stay within
-    :math:`\max |g| / (1 - \max \lambda)`, and a fixed point exists (Brouwer).
+    $\max |g| / (1 - \max \lambda)$, and a fixed point exists (Brouwer).
 
     The memory holds what every block has seen of a token in equilibrium. Then a text read in pieces
     has the equilibrium of the whole text, which is not so if all blocks share the final state.

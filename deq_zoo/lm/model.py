@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from deq_zoo.checks import check_fields
 from deq_zoo.lm.adaptive import AdaptiveVocabulary
 from deq_zoo.lm.attention import Context, causal_mask, sinusoids
 from deq_zoo.lm.layers import LeakyStack, PostNormBlock, PreNormBlock, Stack
@@ -38,7 +39,7 @@ class LMConfig:
         heads: of attention.
         inner: hidden features of each feed-forward net.
         blocks: in one evaluation of f.
-        embed: width of the first cluster's vectors E; 0 is ``width``.
+        embed: width of the first cluster's vectors E; 0 is `width`.
         cutoffs: ids at which further clusters of the vocabulary begin.
         shrink: how many times narrower each cluster is than the one before.
         dropout: of features, the same ones for all tokens and evaluations of f.
@@ -69,12 +70,8 @@ class LMConfig:
     recompute: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "width", "heads", "inner", "blocks", "shrink"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("embed", "window"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        check_fields(self, 1, "tokens", "width", "heads", "inner", "blocks", "shrink")
+        check_fields(self, 0, "embed", "window")
         if self.width % 2 or self.width % self.heads:
             raise ValueError(
                 f"width must be even and a multiple of heads, got {self.width} and {self.heads}"
@@ -91,7 +88,7 @@ class Memory(NamedTuple):
     u: Tensor
 
     def followed_by(self, out: Output, most: int) -> Memory:
-        """The last ``most`` tokens of this memory and a segment after it."""
+        """The last `most` tokens of this memory and a segment after it."""
         z, u = out.kept, out.u.detach()
         keep = max(0, most - z.shape[1])
         old = slice(max(0, self.z.shape[1] - keep), None)
@@ -128,13 +125,13 @@ class Output(NamedTuple):
 class DEQTransformer(nn.Module):
     r"""A language model whose states solve one transformer layer, or iterate it.
 
-    .. math:: z^\star = f(z^\star; u, z_\text{past}, u_\text{past}), \quad u = W_u e(x) + b_u, \quad
-              \log p(x_{t+1}) = \mathrm{softmax}(z^\star_t)
+    $$z^\star = f(z^\star; u, z_\text{past}, u_\text{past}), \quad u = W_u e(x) + b_u, \quad
+    \log p(x_{t+1}) = \mathrm{softmax}(z^\star_t)$$
 
     The injection joins queries, keys and values in every block of every evaluation. Keys and values
     of the memory, keys of distances and the mask do not change during a solve: they are made once.
 
-    Shapes: ids ``(B, L)``, states ``(B, L, D)``.
+    Shapes: ids `(B, L)`, states `(B, L, D)`.
 
     Args:
         config: the shape.
@@ -171,7 +168,7 @@ class DEQTransformer(nn.Module):
             ids: (B, L).
             memory: of the segments before; None at the start of a text.
             z0: where to start; zeros by default.
-            **call: options of this call of the DEQ, e.g. ``f_max_iter=24``.
+            **call: options of this call of the DEQ, e.g. `f_max_iter=24`.
         """
         if self.training:
             reset_dropout(self)
@@ -187,7 +184,7 @@ class DEQTransformer(nn.Module):
     def solve(
         self, u: Tensor, contexts: list[Context], z0: Tensor | None = None, **call: Any
     ) -> Output:
-        """The states in equilibrium with an injection and what :meth:`contexts` made of it."""
+        """The states in equilibrium with an injection and what `contexts` made of it."""
 
         def f(z: Tensor) -> Tensor:
             out: Tensor = self.func(z, contexts)

@@ -47,7 +47,7 @@ class Reading:
 
     @property
     def perplexity(self) -> float:
-        """``exp`` of the mean."""
+        """`exp` of the mean."""
         return exp(self.mean) if self.mean < 700 else inf
 
 

@@ -10,7 +10,7 @@ from deq_zoo.optim import Schedule
 
 @dataclass(frozen=True)
 class WarmCosine(Schedule):
-    """Linear over ``warmup`` updates, then a cosine that began with the run: it drops a little.
+    """Linear over `warmup` updates, then a cosine that began with the run: it drops a little.
 
     Args:
         warmup: updates of the rise.

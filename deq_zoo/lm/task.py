@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from deq_zoo.checks import check_fields
 from deq_zoo.errors import DataError, ZooError
 from deq_zoo.lm import data as corpora
 from deq_zoo.lm.convert import from_authors
@@ -48,24 +49,24 @@ class Segment(NamedTuple):
 class LanguageTask(Task):
     """A text, read by several streams side by side; the negative log-likelihood of what follows.
 
-    Perplexity is ``exp`` of the mean negative log-likelihood in nats over all predicted tokens, the
+    Perplexity is `exp` of the mean negative log-likelihood in nats over all predicted tokens, the
     streams read from empty memory. The first token of a stream is not predicted, nor is what does
-    not fill a column of streams, so it depends a little on ``eval_batch``.
+    not fill a column of streams, so it depends a little on `eval_batch`.
 
     Args:
         net: the shape of the model.
         deq: options of the equilibrium, its Jacobian's regularisation among them.
-        data: wikitext (words, from ``data_dir``), file (any text), topics (Python's own reference),
+        data: wikitext (words, from `data_dir`), file (any text), topics (Python's own reference),
             counting (for tests).
         data_dir: folder with WikiText's files.
-        file: of ``data="file"``.
+        file: of `data="file"`.
         pieces: byte-pair pieces of a text that is not WikiText; 0 takes bytes.
         split: what evaluation reads, in the vocabulary of the model.
         batch: streams of training.
         length: tokens of a segment.
         memory: tokens remembered from segments before.
         eval_batch: streams of evaluation.
-        eval_memory: tokens remembered there; 0 is ``memory``.
+        eval_memory: tokens remembered there; 0 is `memory`.
         eval_limit: segments of an evaluation; 0 is all.
         consistency: weight of the last step's squared relative length, a loss that makes unrolled
             steps converge.
@@ -92,12 +93,8 @@ class LanguageTask(Task):
     ahead: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("batch", "length", "memory", "eval_batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("pieces", "eval_memory", "eval_limit", "consistency", "ahead"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        check_fields(self, 1, "batch", "length", "memory", "eval_batch")
+        check_fields(self, 0, "pieces", "eval_memory", "eval_limit", "consistency", "ahead")
         deq = self.deq
         if deq.n_states > 1 or deq.indexing or deq.sup_gap > 0 or deq.sup_loc:
             raise ValueError(
@@ -272,7 +269,7 @@ class LanguageTask(Task):
 
 
 def last_step(before: Tensor, after: Tensor) -> Tensor:
-    r"""The mean over tokens of :math:`|z_k - z_{k-1}|^2 / |z_k|^2`; growing is no way out."""
+    """Return the mean over tokens of $|z_k - z_{k-1}|^2 / |z_k|^2$: larger states do not help."""
     size = after.detach().square().sum(-1).clamp_min(1e-12)
     return ((after - before).square().sum(-1) / size).mean()
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from deq_zoo.errors import DataError, ZooError
+from deq_zoo.packages import optional
 
 EOS, UNKNOWN = "<eos>", "<unk>"
 
@@ -41,7 +42,7 @@ class Tokenizer(ABC):
     @classmethod
     @abstractmethod
     def from_bytes(cls, held: bytes) -> Tokenizer:
-        """The tokenizer that :meth:`to_bytes` wrote."""
+        """The tokenizer that `to_bytes` wrote."""
 
 
 class Words(Tokenizer):
@@ -71,7 +72,7 @@ class Words(Tokenizer):
         return self.encode_lines(text.split("\n"), closed=False)
 
     def encode_lines(self, lines: Iterable[str], closed: bool = True) -> Tensor:
-        """The ids of lines; the last one's end counts if ``closed``."""
+        """The ids of lines; the last one's end counts if `closed`."""
         ids: list[int] = []
         known = self._ids
         try:
@@ -86,7 +87,7 @@ class Words(Tokenizer):
         return torch.tensor(ids if closed else ids[:-1], dtype=torch.long)
 
     def with_unknown(self, text: str) -> str:
-        """A text with ``<unk>`` for every word that is not in the vocabulary."""
+        """A text with `<unk>` for every word that is not in the vocabulary."""
         if UNKNOWN not in self._ids:
             return text
         return re.sub(r"\S+", lambda m: m[0] if m[0] in self._ids else UNKNOWN, text)
@@ -128,10 +129,10 @@ class Bytes(Tokenizer):
 
 
 class Pieces(Tokenizer):
-    """Byte-pair encoding of the package ``tokenizers``.
+    """Byte-pair encoding of the package `tokenizers`.
 
     Args:
-        coder: a ``tokenizers.Tokenizer``.
+        coder: a `tokenizers.Tokenizer`.
     """
 
     kind = "pieces"
@@ -142,7 +143,7 @@ class Pieces(Tokenizer):
 
     @classmethod
     def of(cls, text: str, size: int) -> Pieces:
-        """Learn at most ``size`` pieces from a text, the 256 bytes among them."""
+        """Learn at most `size` pieces from a text, the 256 bytes among them."""
         if size < 256:
             raise DataError(
                 f"byte-pair encoding begins with the 256 bytes, so pieces={size} are too few: take "
@@ -176,20 +177,14 @@ class Pieces(Tokenizer):
 
 
 def _tokenizers() -> Any:
-    try:
-        import tokenizers
-    except ModuleNotFoundError:
-        raise ZooError(
-            "byte-pair encoding needs the package tokenizers: pip install 'torchdeq[zoo]'"
-        ) from None
-    return tokenizers
+    return optional("tokenizers", "lm", "byte pairs")
 
 
 _KINDS: dict[str, type[Tokenizer]] = {kind.kind: kind for kind in (Words, Bytes, Pieces)}
 
 
 class Lexicon(nn.Module):
-    """The tokenizer a model was trained with, kept in its ``state_dict``: a checkpoint can write.
+    """The tokenizer a model was trained with, kept in its `state_dict`: a checkpoint can write.
 
     It has no parameters, and is empty until something is put into it.
     """

@@ -1,8 +1,8 @@
 """What happens to images on their way into a network: crops, flips, resizing, normalisation.
 
-Crops, flips and resizes keep the pixels' dtype, so images stay bytes until :func:`normalise`, the
+Crops, flips and resizes keep the pixels' dtype, so images stay bytes until `normalise`, the
 last step. Whatever is random draws from the generator it is given, and from nothing else. A batch
-is ``(B, C, H, W)``, one image ``(C, H, W)``.
+is `(B, C, H, W)`, one image `(C, H, W)`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ATTEMPTS = 10  # boxes drawn before the centre of the image is taken
 
 
 def normalise(pixels: Tensor, channels: Channels, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Bytes as ``(pixel / 255 - mean) / std``, channel by channel."""
+    """Bytes as `(pixel / 255 - mean) / std`, channel by channel."""
     if pixels.dtype != torch.uint8:
         raise TypeError(f"pixels must be bytes (torch.uint8), got {pixels.dtype}")
     if pixels.dim() < 3 or pixels.shape[-3] != len(channels.mean):
@@ -35,14 +35,14 @@ def normalise(pixels: Tensor, channels: Channels, dtype: torch.dtype = torch.flo
 
 
 def random_flip(images: Tensor, generator: torch.Generator, p: float = 0.5) -> Tensor:
-    """Each image of a batch mirrored left to right with probability ``p``."""
+    """Each image of a batch mirrored left to right with probability `p`."""
     _check_batch(images)
     flipped = torch.rand(len(images), generator=generator) < p
     return torch.where(flipped.to(images.device)[:, None, None, None], images.flip(-1), images)
 
 
 def random_crop(images: Tensor, size: int, generator: torch.Generator, padding: int = 0) -> Tensor:
-    """A random square of each image of a batch, after ``padding`` zeros on every side."""
+    """A random square of each image of a batch, after `padding` zeros on every side."""
     _check_batch(images)
     padded = F.pad(images, (padding,) * 4)
     height, width = padded.shape[2:]
@@ -109,7 +109,7 @@ def random_box(
 
 
 def resize_shorter(image: Tensor, size: int) -> Tensor:
-    """An image with its shorter side resized to ``size`` and its shape kept."""
+    """An image with its shorter side resized to `size` and its shape kept."""
     height, width = image.shape[-2:]
     shorter = min(height, width)
     return resize(image, height * size // shorter, width * size // shorter)

@@ -1,7 +1,7 @@
 """Checkpoints of the authors' MDEQ, in and out: the keys are ours, the wrapping differs.
 
-Their files are a bare state_dict, or a dict with one under ``state_dict``; the keys may start with
-``module.``, as data-parallel training leaves them.
+Their files are a bare state_dict, or a dict with one under `state_dict`; the keys may start with
+`module.`, as data-parallel training leaves them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from deq_zoo.convert import bare_state, read_state
-from deq_zoo.errors import CheckpointError
+from deq_zoo.weights import check_fits
 
 BACKBONE = ("downsample.", "stage0.", "full_stage.")  # what segmentation takes from ImageNet
 _PREFIX = "module."
-_SHOWN = 3  # keys of each kind that an error names
 
 
 def load_checkpoint(
@@ -39,7 +38,8 @@ def load_checkpoint(
     expected = model.state_dict()
     if backbone_only:
         state, expected = _backbone(state), _backbone(expected)
-    _check_fits(state, expected)
+    advice = "Build the model with the checkpoint's sizes, norm_scope and norm_type"
+    check_fits(state, expected, "the checkpoint", advice)
     model.load_state_dict(state, strict=False)  # only the head is missing
 
 
@@ -50,8 +50,8 @@ def authors_checkpoint(
 
     Args:
         model: an MDEQ classifier.
-        nested: put the state_dict under ``state_dict``, as in their ImageNet files.
-        data_parallel: let the keys start with ``module.``, as there.
+        nested: put the state_dict under `state_dict`, as in their ImageNet files.
+        data_parallel: let the keys start with `module.`, as there.
     """
     prefix = _PREFIX if data_parallel else ""
     state = {prefix + key: value.detach().clone() for key, value in model.state_dict().items()}
@@ -61,7 +61,7 @@ def authors_checkpoint(
 def write_checkpoint(
     model: nn.Module, path: str | Path, nested: bool = False, data_parallel: bool = False
 ) -> None:
-    """Write :func:`authors_checkpoint` to a file: ``.safetensors``, or torch's format."""
+    """Write `authors_checkpoint` to a file: `.safetensors`, or torch's format."""
     checkpoint = authors_checkpoint(model, nested, data_parallel)
     if Path(path).suffix != ".safetensors":
         torch.save(checkpoint, path)
@@ -73,38 +73,3 @@ def write_checkpoint(
 
 def _backbone(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: value for key, value in state.items() if key.startswith(BACKBONE)}
-
-
-def _check_fits(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Raise unless every tensor has its place and its shape."""
-    given = {part for key in state for part in _parts(key, expected)}
-    problems = [
-        *_named("lacks", expected.keys() - given),
-        *_named("has, and the model has not,", given - expected.keys()),
-        *_named(
-            "differs in the shape of",
-            {
-                f"{key} {tuple(state[key].shape)} (the model's: {tuple(expected[key].shape)})"
-                for key in state.keys() & expected.keys()
-                if state[key].shape != expected[key].shape
-            },
-        ),
-    ]
-    if problems:
-        raise CheckpointError(
-            f"the checkpoint does not fit this model: it {'; it '.join(problems)}. "
-            "Build the model with the checkpoint's sizes, norm_scope and norm_type"
-        )
-
-
-def _parts(key: str, expected: Mapping[str, Tensor]) -> list[str]:
-    """The keys that a tensor fills: a plain weight fills both parts of a normalised one."""
-    parts = [f"{key}_g", f"{key}_v"]
-    return parts if key not in expected and expected.keys() >= set(parts) else [key]
-
-
-def _named(what: str, keys: set[str]) -> list[str]:
-    if not keys:
-        return []
-    more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
-    return [f"{what} {', '.join(sorted(keys)[:_SHOWN])}{more}"]

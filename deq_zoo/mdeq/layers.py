@@ -36,8 +36,8 @@ def normed(conv: nn.Conv2d) -> list[nn.Module]:
 class ResidualBlock(nn.Module):
     r"""Two convolutions at one resolution; the injection joins before the second norm.
 
-    .. math:: p = \mathrm{ReLU}(\mathrm{GN}(W_1 z)), \quad q = \mathrm{GN}(W_2 p + u), \quad
-              r = \mathrm{GN}(\mathrm{ReLU}(q + z))
+    $$p = \mathrm{ReLU}(\mathrm{GN}(W_1 z)), \quad q = \mathrm{GN}(W_2 p + u), \quad
+    r = \mathrm{GN}(\mathrm{ReLU}(q + z))$$
     """
 
     def __init__(self, channels: int, expansion: int, groups: int) -> None:
@@ -113,13 +113,13 @@ class Downsample(nn.Module):
 class MultiscaleMap(nn.Module):
     r"""The map f of an MDEQ: each branch on its own, then every branch to every other.
 
-    .. math:: r_i = \mathrm{Branch}_i(z_i, [i = 0]\, u), \qquad
-              f(z, u)_i = \mathrm{GN}(W_i \, \mathrm{ReLU}(r_i + \sum_{j \ne i} R_{ji} \, r_j))
+    $$r_i = \mathrm{Branch}_i(z_i, [i = 0]\, u), \qquad
+    f(z, u)_i = \mathrm{GN}(W_i \, \mathrm{ReLU}(r_i + \sum_{j \ne i} R_{ji} \, r_j))$$
 
-    with :math:`R_{ji}` the resizing from branch j to branch i. A single branch has nothing to fuse:
-    :math:`f(z, u)_0 = r_0`.
+    with $R_{ji}$ the resizing from branch j to branch i. A single branch has nothing to fuse:
+    $f(z, u)_0 = r_0$.
 
-    Called with the tensors of the state and, after them, the injection: ``f(*z, u)``.
+    Called with the tensors of the state and, after them, the injection: `f(*z, u)`.
     """
 
     def __init__(
@@ -174,10 +174,10 @@ def _resize(channels: Sequence[int], j: int, i: int, groups: int) -> nn.Module:
 class Bottleneck(nn.Module):
     r"""A head's block on one branch, from C to 4h channels.
 
-    .. math:: \mathrm{ReLU}(\mathrm{BN}(W_3 \, \mathrm{ReLU}(\mathrm{BN}(W_2 \,
-              \mathrm{ReLU}(\mathrm{BN}(W_1 z)))))  + \mathrm{BN}(W_s z))
+    $$\mathrm{ReLU}(\mathrm{BN}(W_3 \, \mathrm{ReLU}(\mathrm{BN}(W_2 \,
+    \mathrm{ReLU}(\mathrm{BN}(W_1 z)))))  + \mathrm{BN}(W_s z))$$
 
-    The norms inside have no parameters; the shortcut is the identity if ``C = 4h``.
+    The norms inside have no parameters; the shortcut is the identity if `C = 4h`.
     """
 
     def __init__(self, channels: int, width: int) -> None:

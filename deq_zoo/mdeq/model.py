@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deq_zoo.checks import check_fields
 from deq_zoo.mdeq.layers import Bottleneck, MultiscaleMap, Pyramid, conv1x1, conv3x3, half, normed
 from torchdeq import DEQConfig, SolverStat, apply_norm, get_deq, reset_norm
 from torchdeq.registry import suggest
@@ -40,8 +41,8 @@ class MDEQConfig:
         final_channels: features that are averaged over the image and classified.
         classes: outputs.
         norm_scope: which layers of f are normalised, in the way that the DEQ's options say: any of
-            ``branches``, ``fuse_layers``, ``post_fuse_layers``.
-        init: ``cifar`` draws every convolution outside f from N(0, 0.01²), biases too; ``default``
+            `branches`, `fuse_layers`, `post_fuse_layers`.
+        init: `cifar` draws every convolution outside f from N(0, 0.01²), biases too; `default`
             leaves PyTorch's uniform rule. f keeps PyTorch's rule in both.
     """
 
@@ -78,9 +79,7 @@ class MDEQConfig:
             )
         if self.downsample_times not in (0, 1, 2):
             raise ValueError(f"downsample_times must be 0, 1 or 2, got {self.downsample_times}")
-        for name in ("expansion", "in_channels", "classes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_fields(self, 1, "expansion", "in_channels", "classes")
         for scope in self.norm_scope:
             if scope not in NORM_SCOPES:
                 raise ValueError(f"unknown norm_scope {scope!r}{suggest(scope, NORM_SCOPES)}")
@@ -176,7 +175,7 @@ class _Equilibrium(nn.Module):
         Args:
             u: the injection.
             z0: where to start, e.g. the last frame's pyramid; zeros by default.
-            **call: options of this call of the DEQ, e.g. ``f_max_iter=30``, ``compact=True``.
+            **call: options of this call of the DEQ, e.g. `f_max_iter=30`, `compact=True`.
         """
         reset_norm(self.full_stage)
         states, stats = self.deq(
@@ -198,14 +197,14 @@ class _Equilibrium(nn.Module):
 class MDEQ(_Equilibrium):
     r"""The backbone: images to the equilibrium pyramid of a multiscale map.
 
-    .. math:: z^\star = f(z^\star, u), \qquad u = \mathrm{stem}(x)
+    $$z^\star = f(z^\star, u), \qquad u = \mathrm{stem}(x)$$
 
-    Shapes: ``x`` is ``(B, in_channels, H, W)``, of any size; branch i of a pyramid is
-    ``(B, C_i, H_i, W_i)`` with sides halved ``downsample_times + i`` times, rounded up.
+    Shapes: `x` is `(B, in_channels, H, W)`, of any size; branch i of a pyramid is
+    `(B, C_i, H_i, W_i)` with sides halved `downsample_times + i` times, rounded up.
 
     Args:
         config: the shape of the network.
-        deq: options of the DEQ and of the norm in f: a ``DEQConfig``, dict or Namespace.
+        deq: options of the DEQ and of the norm in f: a `DEQConfig`, dict or Namespace.
     """
 
     def __init__(self, config: MDEQConfig, deq: Any = None) -> None:
@@ -215,20 +214,20 @@ class MDEQ(_Equilibrium):
     def forward(
         self, x: Tensor, z0: Pyramid | None = None, **call: Any
     ) -> tuple[list[Pyramid], SolverStat]:
-        """The pyramids that training samples, or the one of evaluation; see :meth:`solve`."""
+        """The pyramids that training samples, or the one of evaluation; see `solve`."""
         return self.solve(self.inject(x), z0, **call)
 
 
 class MDEQClassifier(_Equilibrium):
     r"""An MDEQ that classifies images.
 
-    .. math:: t_0 = B_0(z_0), \quad t_{i+1} = B_{i+1}(z_{i+1}) +
-              \mathrm{ReLU}(\mathrm{BN}(D_i \, t_i)), \quad
-              y = W \, \mathrm{mean}(\mathrm{ReLU}(\mathrm{BN}(V t_{n-1})))
+    $$t_0 = B_0(z_0), \quad t_{i+1} = B_{i+1}(z_{i+1}) +
+    \mathrm{ReLU}(\mathrm{BN}(D_i \, t_i)), \quad
+    y = W \, \mathrm{mean}(\mathrm{ReLU}(\mathrm{BN}(V t_{n-1})))$$
 
-    with a bottleneck :math:`B_i` on each branch and strided convolutions :math:`D_i`.
+    with a bottleneck $B_i$ on each branch and strided convolutions $D_i$.
 
-    Args: see :class:`MDEQ`; the config must have ``head_channels`` and ``final_channels``.
+    Args: see `MDEQ`; the config must have `head_channels` and `final_channels`.
     """
 
     def __init__(self, config: MDEQConfig, deq: Any = None) -> None:
@@ -271,7 +270,7 @@ class MDEQSegmenter(_Equilibrium):
 
     Logits have the size of branch 0; resize them to the labels' for a loss.
 
-    Args: see :class:`MDEQ`.
+    Args: see `MDEQ`.
     """
 
     def __init__(self, config: MDEQConfig, deq: Any = None) -> None:

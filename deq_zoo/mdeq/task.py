@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torchmetrics.functional.classification import multiclass_accuracy
 
-from deq_zoo.errors import DataError
+from deq_zoo.checks import check_fields
+from deq_zoo.data_dir import data_folder
 from deq_zoo.images.cifar import CIFAR10_CHANNELS, CIFAR10_CLASSES, cifar10
 from deq_zoo.images.files import read_image
 from deq_zoo.images.labelled import IMAGENET_CHANNELS, Channels, ImageFolder, Images
@@ -29,8 +28,8 @@ from deq_zoo.mdeq.augment import (
     resize_shorter,
 )
 from deq_zoo.mdeq.model import TINY, MDEQClassifier, MDEQConfig
+from deq_zoo.metrics import accuracy
 from deq_zoo.record import SolverRecord
-from deq_zoo.report import to_png
 from deq_zoo.task import (
     Evaluation,
     Loss,
@@ -45,6 +44,11 @@ from deq_zoo.task import (
 from torchdeq import DEQConfig, fp_correction
 
 Source = Literal["digits", "cifar10", "imagenet", "noise"]
+_CHANNELS = {
+    "imagenet": IMAGENET_CHANNELS,
+    "cifar10": CIFAR10_CHANNELS,
+    "digits": MNIST_CHANNELS,
+}
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class ClassifyImages(Task):
     Args:
         net: the shape of the network.
         deq: options of the equilibrium.
-        data: digits (embedded), cifar10 or imagenet (from ``data_dir``), noise (for tests).
+        data: digits (embedded), cifar10 or imagenet (from `data_dir`), noise (for tests).
         data_dir: folder with the data set's files.
         batch: images per step.
         eval_batch: images per step of evaluation.
@@ -80,12 +84,8 @@ class ClassifyImages(Task):
     channels_last: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("batch", "eval_batch", "size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("crop", "limit"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        check_fields(self, 1, "batch", "eval_batch", "size")
+        check_fields(self, 0, "crop", "limit")
         if self.deq.jac_loss_weight:
             raise ValueError("MDEQ is trained without a Jacobian loss: drop jac_loss_weight")
 
@@ -102,13 +102,10 @@ class ClassifyImages(Task):
             return mnist_digits(split)
         if self.data == "noise":
             return _noise(split, self.net)
-        if self.data_dir is None:
-            raise DataError(
-                f"{self.data} is read from disk: say where it is with --data-dir FOLDER"
-            )
+        root = data_folder(self.data_dir, self.data)
         if self.data == "cifar10":
-            return cifar10(self.data_dir, split)
-        return ImageFolder(Path(self.data_dir) / ("train" if split == "train" else "val"))
+            return cifar10(root, split)
+        return ImageFolder(root / ("train" if split == "train" else "val"))
 
     @cached_property
     def _train_size(self) -> int:
@@ -165,14 +162,8 @@ class ClassifyImages(Task):
             logits.append(found[-1].float().cpu())
             labels.append(y)
         scores, truth = torch.cat(logits), torch.cat(labels)
-        classes = scores.shape[1]
-        known = scores.isfinite().all(1)  # what is no number is no answer
-        right = multiclass_accuracy(scores[known], truth[known], classes, average="micro")
-        metrics = {
-            "accuracy": 100 * float(right) * float(known.float().mean()) if known.any() else 0.0,
-            "test_loss": float(cross_entropy(scores, truth)),
-        }
-        return Evaluation(metrics, record)
+        loss = float(cross_entropy(scores, truth))
+        return Evaluation({"accuracy": accuracy(scores, truth), "test_loss": loss}, record)
 
     def _test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         for rows in torch.arange(len(self.test_set)).split(self.eval_batch):
@@ -183,6 +174,8 @@ class ClassifyImages(Task):
         return center_crop(resize_shorter(image, self.size * 256 // 224), self.size)
 
     def pictures(self, model: nn.Module, device: torch.device) -> list[Picture]:
+        from deq_zoo.mdeq.pictures import gallery
+
         n = len(self.test_set)
         rows = torch.randperm(n, generator=generator("pictures"))[: self.eval_batch]
         pixels, labels = self._test_images(rows)
@@ -192,9 +185,7 @@ class ClassifyImages(Task):
         wrong = (chance.argmax(1) != labels).nonzero().flatten()[:8]
         right = (chance.argmax(1) == labels).nonzero().flatten()[: 24 - len(wrong)]
         shown = torch.cat((right, wrong))
-        figure = _gallery(pixels[shown], chance[shown], labels[shown], self.test_set.classes)
-        caption = "Test images with the predicted class, mistakes in red with the true one."
-        return [Picture("predictions", caption, to_png(figure))]
+        return [gallery(pixels[shown], chance[shown], labels[shown], self.test_set.classes)]
 
     def _test_images(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Pixels and labels of some test images, in the form the network sees them."""
@@ -237,23 +228,12 @@ class ClassifyImages(Task):
 
     @property
     def _channels(self) -> Channels:
-        known = {
-            "imagenet": IMAGENET_CHANNELS,
-            "cifar10": CIFAR10_CHANNELS,
-            "digits": MNIST_CHANNELS,
-        }
-        return known.get(self.data) or self.test_set.channels
+        """Return what images are normalised with, without opening the data where possible."""
+        return _CHANNELS.get(self.data) or self.test_set.channels
 
     def _name(self, label: int) -> str:
         """The class, by name where that does not need the data."""
         return CIFAR10_CLASSES[label] if self.data == "cifar10" else str(label)
-
-
-_CHANNELS = {  # of the sets that predictions should not need
-    "imagenet": IMAGENET_CHANNELS,
-    "cifar10": CIFAR10_CHANNELS,
-    "digits": MNIST_CHANNELS,
-}
 
 
 def _noise(split: str, net: MDEQConfig) -> Images:
@@ -267,21 +247,3 @@ def _noise(split: str, net: MDEQConfig) -> Images:
     names = tuple(str(k) for k in range(net.classes))
     spread = (0.5,) * net.in_channels
     return Images(pixels, labels, names, Channels(spread, spread))
-
-
-def _gallery(images: Tensor, chance: Tensor, labels: Tensor, classes: Sequence[str]) -> Figure:
-    """A grid of images, each with what the model says."""
-    columns = 8
-    rows = -(-len(images) // columns)
-    figure = Figure(figsize=(columns * 1.35, rows * 1.6), layout="constrained")
-    for k, (image, p, label) in enumerate(zip(images, chance, labels, strict=True)):
-        axes = figure.add_subplot(rows, columns, k + 1)
-        shown = image.permute(1, 2, 0).numpy()
-        axes.imshow(shown, cmap="gray", interpolation="nearest")
-        axes.set_axis_off()
-        said, true = int(p.argmax()), int(label)
-        text = f"{classes[said]} {100 * float(p[said]):.0f} %"
-        if said != true:
-            text += f"\nis {classes[true]}"
-        axes.set_title(text, fontsize=8, color="black" if said == true else "crimson")
-    return figure

@@ -278,8 +278,8 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def raise_missing(name: str) -> Any:
         raise ImportError(f"no {name}")
 
-    monkeypatch.setattr("deq_zoo.diffusion.package.import_module", raise_missing)
-    with pytest.raises(ZooError, match=r"torchdeq\[zoo\]"):
+    monkeypatch.setattr("deq_zoo.packages.import_module", raise_missing)
+    with pytest.raises(ZooError, match=r"torchdeq\[diffusion\]"):
         make_unet(SMALL)
 
 

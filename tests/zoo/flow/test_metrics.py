@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from deq_zoo.flow.colours import Example, colour_wheel, flow_to_colour, gallery
+from deq_zoo.flow.colours import colour_wheel, flow_to_colour
 from deq_zoo.flow.loss import counted, flow_loss, sequence_loss, training_metrics
 from deq_zoo.flow.metrics import FlowScores
+from deq_zoo.flow.pictures import Example, gallery
 from deq_zoo.flow.schedule import LinearOneCycle
 
 

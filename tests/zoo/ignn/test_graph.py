@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from deq_zoo.ignn import Graphs, as_graphs, normalised_edges, perron_roots
-from deq_zoo.train import to_device
+from deq_zoo.tree import to_device
 from tests.zoo.ignn.problems import draw_graph
 
 

@@ -89,7 +89,7 @@ def test_conversion_mends_a_meaningless_spectral_norm_and_only_that() -> None:
 
 def test_weights_that_do_not_fit_are_errors() -> None:
     skip, node, _ = make_nets()
-    with pytest.raises(CheckpointError, match=r"it lacks V\.weight.*Build it with their width"):
+    with pytest.raises(CheckpointError, match=r"it lacks V\.weight.*with the authors' width"):
         from_authors(node, to_authors(skip))
     released = to_authors(node)
     released["V.weight"] = torch.zeros(7, 3)

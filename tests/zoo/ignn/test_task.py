@@ -16,9 +16,10 @@ from deq_zoo.cli import main
 from deq_zoo.errors import ZooError
 from deq_zoo.ignn import IGNNConfig
 from deq_zoo.ignn.data import random_graphs
-from deq_zoo.ignn.metrics import accuracy, f1_scores, oracle_labels
+from deq_zoo.ignn.metrics import f1_scores, oracle_labels
 from deq_zoo.ignn.set_task import GraphClassTask, TissueTask
 from deq_zoo.ignn.task import NodeLabelTask, NodeTask
+from deq_zoo.metrics import accuracy
 from deq_zoo.preset import PRESETS, find_preset
 from deq_zoo.task import Shard
 from deq_zoo.values import from_data, to_data, with_settings

@@ -217,9 +217,9 @@ def test_what_cannot_be_written_is_an_error() -> None:
             Sampling(**wrong)
     with pytest.raises(ValueError, match=r"needs model.eval\(\)"):
         Incremental(make_model("convergent").train(), 4)
-    with pytest.raises(ValueError, match="at least 1 token"):
+    with pytest.raises(ValueError, match="span must be at least 1"):
         Incremental(make_model("convergent"), 0)
-    with pytest.raises(ValueError, match="a segment has at least 1 token"):
+    with pytest.raises(ValueError, match="length must be at least 1"):
         Chunked(make_model("redesigned"), 4, 0)
     with pytest.raises(ValueError, match="top_p must lie"):
         Sampling(top_p=0.0)

@@ -86,16 +86,16 @@ def test_folded_weights_load_into_a_normalised_model() -> None:
 def test_a_checkpoint_that_does_not_fit_says_why_and_changes_nothing() -> None:
     checkpoint = authors_checkpoint(MDEQClassifier(SMALL))
     for changes, message in (
-        ({"classes": 7}, r"shape of classifier.bias \(5,\) \(the model's: \(7,\)\)"),
+        ({"classes": 7}, r"classifier.bias is \(5,\), the model's is \(7,\)"),
         ({"downsample_times": 1}, "lacks stage0.0.weight"),
-        ({"norm_scope": ()}, "has, and the model has not, full_stage.*and 13 more"),
+        ({"norm_scope": ()}, "has, and the model lacks, full_stage.*and 13 more"),
     ):
         model = MDEQClassifier(replace(SMALL, **changes))
         before = {k: v.clone() for k, v in model.state_dict().items()}
         with pytest.raises(CheckpointError, match=message):
             load_checkpoint(model, checkpoint)
         assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
-    with pytest.raises(CheckpointError, match=r"has, and the model has not, classifier\.bias"):
+    with pytest.raises(CheckpointError, match=r"has, and the model lacks, classifier\.bias"):
         load_checkpoint(MDEQ(SMALL), checkpoint)
 
 

@@ -1,0 +1,25 @@
+"""Checks of options that several configurations share."""
+
+from __future__ import annotations
+
+from math import inf
+
+
+def check_at_least(least: float, *, finite: bool = False, **values: float) -> None:
+    """Raise `ValueError` for the first value that is NaN or below a bound.
+
+    Args:
+        least: the bound.
+        finite: whether infinity is an error, too.
+        **values: numbers by the names that the error uses.
+    """
+    for name, value in values.items():
+        if not (least <= value < inf if finite else least <= value):
+            bound = f"at least {least}" + (" and finite" if finite else "")
+            raise ValueError(f"{name} must be {bound}, got {value}")
+
+
+def check_fields(options: object, least: float, *names: str, finite: bool = False) -> None:
+    """Apply `check_at_least` to attributes of a configuration, given by their names."""
+    values = {name: getattr(options, name) for name in names}
+    check_at_least(least, finite=finite, **values)

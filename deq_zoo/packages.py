@@ -1,0 +1,62 @@
+"""Optional packages: which family needs which, and errors that say what to install.
+
+An extra of `pyproject.toml` has the name of its family: `pip install 'torchdeq[flow]'`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from deq_zoo.errors import MissingPackage
+
+#: Modules that the commands need, whatever the family.
+FRAME = ("accelerate", "matplotlib", "numpy", "PIL", "rich", "safetensors")
+#: Modules that each family needs besides.
+FAMILY = {
+    "diffusion": ("diffusers", "mlxtend"),
+    "flow": ("skimage", "sklearn"),
+    "ignn": ("networkx", "torchmetrics"),
+    "inr": ("scipy", "skimage"),
+    "lm": ("tokenizers",),
+    "mdeq": ("mlxtend",),
+}
+
+
+def missing(family: str) -> list[str]:
+    """Return the modules that a family needs and that are not installed.
+
+    Nothing is known of a family from another package: the list is empty.
+    """
+    if family not in FAMILY:
+        return []
+    return [name for name in (*FRAME, *FAMILY[family]) if find_spec(name) is None]
+
+
+def require_family(family: str) -> None:
+    """Raise `MissingPackage` unless all modules of a family are installed."""
+    lacking = missing(family)
+    if lacking:
+        raise MissingPackage(f"{family} models need {', '.join(lacking)}: {install(family)}")
+
+
+def optional(module: str, extra: str, purpose: str) -> Any:
+    """Import a module, or raise `MissingPackage` with the command that installs it.
+
+    Args:
+        module: its name.
+        extra: the extra that has its package.
+        purpose: what needs the module, the subject of the error's sentence.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        reason = "" if isinstance(error, ModuleNotFoundError) else f" ({error})"
+        raise MissingPackage(f"{purpose} need {package}: {install(extra)}{reason}") from None
+
+
+def install(extra: str) -> str:
+    """Return the command that installs an extra."""
+    return f"pip install 'torchdeq[{extra}]'"

@@ -1,0 +1,28 @@
+"""Docstrings of the zoo are Markdown: the site shows them as they are written."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parents[2] / "deq_zoo"
+RST = re.compile(r"``|:[a-z]+:`|^\s*\.\. [a-z]+::", re.MULTILINE)
+
+
+def docstrings() -> Iterator[tuple[str, str]]:
+    for path in sorted(FOLDER.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+                place = f"{path.relative_to(FOLDER)}:{getattr(node, 'name', 'module')}"
+                yield place, ast.get_docstring(node) or ""
+
+
+def test_no_docstring_is_restructured_text() -> None:
+    assert [place for place, text in docstrings() if RST.search(text)] == []
+
+
+def test_dollars_and_backticks_come_in_pairs() -> None:
+    odd = [p for p, text in docstrings() if text.count("$") % 2 or text.count("`") % 2]
+    assert odd == []
