@@ -1,8 +1,9 @@
 """DEQ-INR: signals as fields whose hidden state is an equilibrium (Huang et al., 2021)."""
 
 from deq_zoo.inr.derivatives import laplacian, value_and_gradient
+from deq_zoo.inr.fields import make_field
 from deq_zoo.inr.fit import fit
-from deq_zoo.inr.model import DEQField, Field, FieldConfig, OnePassField, Output, make_field
+from deq_zoo.inr.model import DEQField, Field, FieldConfig, OnePassField, Output
 from deq_zoo.inr.render import Rendering, render
 from deq_zoo.inr.representation import Representation
 from deq_zoo.inr.signal import Signal, coordinates

@@ -199,14 +199,3 @@ class OnePassField(_Filtered):
         u = self.injection(self.points(x))
         z = self.f(torch.zeros_like(u[0]), *u)
         return Output([self.decode(z, x.shape)])
-
-
-def make_field(d: int, o: int, config: FieldConfig, deq: Any = None) -> Field:
-    """The field that a config describes, freshly initialised."""
-    from deq_zoo.inr.baselines import make_baseline  # which derives from Field
-
-    if config.kind == "deq":
-        return DEQField(d, o, config, deq)
-    if config.kind == "one_pass":
-        return OnePassField(d, o, config, deq)
-    return make_baseline(d, o, config)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from deq_zoo.checks import check_fields
 from deq_zoo.inr.blocks import block_size, mean_of, summed
 from deq_zoo.inr.derivatives import value_and_gradient
-from deq_zoo.inr.model import FieldConfig, Output, make_field
+from deq_zoo.inr.fields import make_field
+from deq_zoo.inr.model import FieldConfig, Output
 from deq_zoo.inr.shapes import DIMENSIONS, Distance, Name, distance
 from deq_zoo.record import SolverRecord
 from deq_zoo.task import WHOLE, Evaluation, Loss, Picture, Score, Shard, Task, generator

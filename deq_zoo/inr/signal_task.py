@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from deq_zoo.errors import DataError
 from deq_zoo.inr.convert import from_authors
 from deq_zoo.inr.data import Source, cropped, kind_of_source, open_signal
-from deq_zoo.inr.model import Field, FieldConfig, make_field
+from deq_zoo.inr.fields import make_field
+from deq_zoo.inr.model import Field, FieldConfig
 from deq_zoo.inr.render import Rendering, write_rendering
 from deq_zoo.inr.representation import Representation
 from deq_zoo.inr.signal import DIMENSIONS, NAMES, Kind, Signal
