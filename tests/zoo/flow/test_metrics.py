@@ -11,7 +11,6 @@ from torch.testing import assert_close
 from deq_zoo.flow.colours import colour_wheel, flow_to_colour
 from deq_zoo.flow.loss import counted, flow_loss, sequence_loss, training_metrics
 from deq_zoo.flow.metrics import FlowScores
-from deq_zoo.flow.pictures import Example, gallery
 from deq_zoo.flow.schedule import LinearOneCycle
 
 
@@ -150,6 +149,8 @@ def test_colours_of_flows() -> None:
 
 
 def test_a_gallery_is_drawn_where_truth_is_missing_too() -> None:
+    from deq_zoo.flow.pictures import Example, gallery  # loads matplotlib
+
     image = torch.zeros(3, 8, 9, dtype=torch.uint8)
     flow, none = torch.ones(2, 8, 9), torch.zeros(8, 9, dtype=torch.bool)
     picture = gallery([Example("a", image, image, flow, flow, ~none),
