@@ -136,7 +136,7 @@ class Richardson(LinearSolver):
         while system.left:
             x = x + self.omega * r
             r = system.b - system.product(x)
-            system.note(torch.linalg.vector_norm(r, dim=1))
+            system.record(torch.linalg.vector_norm(r, dim=1))
         return x
 
 

@@ -65,10 +65,10 @@ class PackedFn:
 
     def on_tensors(self, tensors: list[Tensor]) -> list[Tensor]:
         """Return f(z) as the tensors of the state, from the tensors of the state."""
-        given = self._guard.lend(tensors)
-        before = versions(given)
-        outputs = self._outputs(given)
-        self._guard.check(given, before, outputs)
+        inputs = self._guard.prepare_input(tensors)
+        before = versions(inputs)
+        outputs = self._outputs(inputs)
+        self._guard.check(inputs, before, outputs)
         return outputs
 
     def jvp(self, z: Tensor, v: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ from torchdeq.modules import ModuleState
 from torchdeq.packed import PackedFn
 from torchdeq.randomness import Randomness
 from torchdeq.reach import reachable_parameters, scripted
-from torchdeq.tracing import eagerly
+from torchdeq.tracing import force_eager
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Capture:
             substitutes: tensors to replace those of the modules, by the ids of the latter.
         """
         random = nullcontext() if self.randomness is None else self.randomness.replayed()
-        with self.modules.restored("none", replaced=substitutes), random, eagerly():
+        with self.modules.restored("none", replaced=substitutes), random, force_eager():
             yield
 
 
@@ -138,7 +138,7 @@ def observe(f: PackedFn, z: Tensor) -> tuple[Tensor, Inputs, Randomness | None]:
     refuse_scripted(f)
     before = Randomness(z.device)
     fz, watch = _watch_call(f, z)
-    randomness = before if before.used else None
+    randomness = before if before.advanced else None
     inputs = watch.inputs
     if watch.nested:  # the tensors of a differentiation inside f are new in every call
         with Capture(f, {}, frozenset(), ModuleState(f.f), randomness).restored():
@@ -199,7 +199,7 @@ class TransformedFn:
         before = Randomness(z.device)
         search = InputSearch(self._substitutes, z)
         modules = self._modules.exchanged(self._substitutes)
-        with modules, eagerly(), search:
+        with modules, force_eager(), search:
             fz = self._f(z)
         if search.new_inputs:
             self._raise_if_used_again(search.new_inputs, z, before)
@@ -213,7 +213,7 @@ class TransformedFn:
         """
         second = InputSearch(self._substitutes, z)
         modules = ModuleState(self._f.f).restored("none", replaced=self._substitutes)
-        with modules, before.replayed(), eagerly(), second:
+        with modules, before.replayed(), force_eager(), second:
             self._f(z)
         late = {key: t for key, t in new_inputs.items() if key in second.new_inputs}
         if late:
@@ -223,5 +223,5 @@ class TransformedFn:
 def _watch_call(f: PackedFn, z: Tensor) -> tuple[Tensor, Watch]:
     """Return `f(z)` without a graph, and the mode that watched the call."""
     watch = Watch(z)
-    with torch.no_grad(), _torch.forward_mode(False), eagerly(), watch:
+    with torch.no_grad(), _torch.forward_mode(False), force_eager(), watch:
         return f(z), watch

@@ -149,6 +149,6 @@ class _TransformedEquilibrium(_ImplicitOperator):
             return (z,)
         before = Randomness(z.device)
         fz = f(z)
-        randomness = before if before.used else None
+        randomness = before if before.advanced else None
         self.record = Capture(self.f, self.inputs, self._used, ModuleState(self.f.f), randomness)
         return (z,) if self.keep_estimate else (fz, z)

@@ -30,14 +30,14 @@ class Neumann(LinearSolver):
     def run(self, system: System) -> Tensor:
         x, r = system.start()
         size = row_norm(r)
-        system.note(size)
+        system.record(size)
         best, bar = x, torch.where(system.over(size), -inf, size)  # -inf: finished
         low, recent = size, []
         while system.left and not (system.checks and system.every(bar == -inf)):
             x = r if r is system.b else x + r  # the first sum of a zero start is b itself
             r = system.b - system.product(x)
             size = row_norm(r)
-            system.note(size)
+            system.record(size)
             better = size < bar  # False for NaN
             best = torch.where(better[:, None], x, best)
             bar = torch.fmin(bar, size)
