@@ -199,7 +199,7 @@ def test_a_nested_start_is_refused() -> None:
             TypeError,
             r"the output of f at \[1\] is complex.*view_as_real",
         ),
-        (lambda a, b: (a, b.to_sparse()), TypeError, r"f returned at \[1\] is sparse"),
+        (lambda a, b: (a, b.to_sparse()), TypeError, r"output of f at \[1\] is sparse"),
         (lambda a, b: (a, b.to("meta")), ValueError, r"got meta at \[1\], expected cpu"),
     ],
 )

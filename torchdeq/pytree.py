@@ -57,7 +57,7 @@ def check_batched(args: tuple[Any, ...], batch: int) -> None:
     for path, leaf in walk(args):
         if isinstance(leaf, Tensor) and (leaf.dim() == 0 or leaf.shape[0] != batch):
             raise ValueError(
-                f"compact=True needs the batch of {batch} as the first dimension of every tensor in "
-                f"args: got shape {tuple(leaf.shape)} at args{path}; let f close over a tensor "
+                f"compact=True needs the batch of {batch} as the first dimension of every tensor "
+                f"in args: got shape {tuple(leaf.shape)} at args{path}; let f close over a tensor "
                 "without a batch"
             )
