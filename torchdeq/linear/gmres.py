@@ -37,11 +37,11 @@ class GMRES(LinearSolver):
 
     The basis is orthogonalised twice (classical Gram-Schmidt as batched products) in the working
     precision. With a tolerance, the small linear algebra runs in float64 on the host, which reads
-    one row per system every `check_every` products. Without a tolerance nothing is read: it runs on
-    the device, in the best precision of the device. Memory: `restart + 1` states.
+    one row per system every `check_every` products. Without a tolerance the host reads nothing: the
+    small linear algebra runs on the device, in its best precision. Memory: `restart + 1` states.
 
     Args:
-        restart: the number of products after which the basis is discarded.
+        restart: the number of products after which a cycle ends and discards its basis.
         confirm: whether to spend one product per cycle on measuring the residual. The recurrence
             alone underestimates it in low precision, for nearly singular systems and for rows that
             depend on each other.

@@ -128,18 +128,18 @@ class System:
         return residual <= self.goal
 
     def over(self, residual: Tensor) -> Tensor:
-        """Return (B,) whether each system is solved or has a residual that is not finite."""
+        """Return (B,) whether each system is solved, or has a residual that is not finite."""
         return ~((residual > self.goal) & (residual < inf))
 
     def finished(self, residual: Tensor) -> bool:
-        """Return whether every system is solved or not finite; reads the device like `every`."""
+        """Return whether `over` holds for every system; reads the device as seldom as `every`."""
         return self.checks and self.every(self.over(residual))
 
     def every(self, flags: Tensor, now: bool = False) -> bool:
         """Return whether all flags are set, as far as the host may read them.
 
-        It reads one flag every `check_every` products, or `now`. In between, and without a
-        tolerance, it reads nothing and returns False.
+        The host reads one flag every `check_every` products, or `now`. In between, and without a
+        tolerance, it reads nothing and the answer is False.
         """
         if not self.checks:
             return False
@@ -173,30 +173,30 @@ class System:
         """Return how many residual norms of each system the solver has recorded."""
         return len(self._sizes)
 
-    def at_floor(self, residual: Tensor, x: Tensor) -> Tensor:
+    def at_floor(self, residual: Tensor, length: Tensor) -> Tensor:
         """Return (B,) whether residuals have reached the limit of the precision of products.
 
         Args:
             residual: (B,) true residual norms.
-            x: (B,) norms of the solutions.
+            length: (B,) norms of the solutions.
         """
         floor = precision_floor(self.eps)
-        least = floor * torch.maximum(self.size, x)
+        least = floor * torch.maximum(self.size, length)
         # A nearly singular system may have a solution so large that its rounding exceeds b.
         flags: Tensor = (residual <= least) & (residual <= max(floor, self.eps**0.5) * self.size)
         return flags
 
-    def sensible(self, residual: Tensor, x: Tensor) -> Tensor:
+    def sensible(self, residual: Tensor, length: Tensor) -> Tensor:
         """Return (B,) whether solutions are of moderate size or have small residuals.
 
-        In a singular system, an enormous x may reduce the residual only a little.
+        In a singular system, an enormous solution may reduce the residual only a little.
 
         Args:
             residual: (B,) true residual norms.
-            x: (B,) norms of the solutions.
+            length: (B,) norms of the solutions.
         """
-        most = max(1e5, torch.finfo(self._work_dtype).eps ** -0.5)
-        moderate = x <= most * (self.size + self._start_norm)
+        limit = max(1e5, torch.finfo(self._work_dtype).eps ** -0.5)
+        moderate = length <= limit * (self.size + self._start_norm)
         flags: Tensor = moderate | (residual <= 0.01 * self.size)
         return flags
 
@@ -223,7 +223,7 @@ class System:
 
 
 def _check_inputs(b: Tensor, x0: Tensor | None, first: Tensor | None) -> None:
-    """Raise `ValueError` for a `b` that is no matrix, and for a start or product not like it."""
+    """Raise `ValueError` unless `b` is a matrix and the start and first product have its shape."""
     if b.dim() != 2 or not b.is_floating_point():
         raise ValueError(
             f"b must be a floating-point matrix (B, D), got {b.dtype} {tuple(b.shape)}"
