@@ -203,7 +203,7 @@ class _AdjointSystem:
         return self._run(rows, self._scales(rows), first, spent, shared)
 
     def _scales(self, rows: Tensor) -> Tensor:
-        """Return (rows,) the norm of each row; for a zero row, the largest finite one of its batch."""
+        """Return (rows,) the row norms; for a zero row, the largest finite norm of its batch."""
         size = row_norm(rows)
         finite = torch.where(size < inf, size, 0.0)
         largest = finite.view(-1, self.batch).amax(1).repeat_interleave(self.batch)
