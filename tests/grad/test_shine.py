@@ -74,7 +74,7 @@ def test_says_what_does_not_fit() -> None:
         Implicit(solver=Broyden(), init="shine", higher_order=True)
     with pytest.raises(ValueError, match="did you mean 'shine'"):
         Implicit(solver=Broyden(), init="shne")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="must be Broyden's on the whole batch, got Anderson"):
+    with pytest.raises(ValueError, match="must be Broyden's on the whole batch: got Anderson"):
         fixed_point(lambda z: 0.5 * z + x, torch.zeros_like(x), solver=Anderson(),
                     backward=Implicit(solver=Broyden(), init="shine"))  # fmt: skip
 

@@ -80,7 +80,7 @@ class Implicit(Backward):
             )
         if self.init == "shine" and self.higher_order:
             raise ValueError(
-                "init='shine' works for gradients of first order only: drop it, or drop higher_order"
+                "init='shine' makes gradients of first order only: drop it, or drop higher_order"
             )
 
     def with_memory(self, memory: object) -> Implicit:
