@@ -1,4 +1,4 @@
-"""Run the benchmarks: tables on the screen, the numbers and pictures in ``results/``."""
+"""Run the benchmarks: tables on the screen, the numbers and pictures in `results/`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def main() -> int:
-    """Answer the questions; fails if a contestant did."""
+    """Run the benchmarks; return an error code if a contestant failed."""
     options = _options()
     rounds = options.rounds or (1 if options.quick else 9)
     with open_contest() as contest:
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def _solves(contest: Contest, options: argparse.Namespace, rounds: int) -> None:
-    """What solvers cost, how fast they converge and how much memory they take."""
+    """Measure the cost, the convergence and the memory of solvers."""
     cases = [name for name in SOLVED if options.only in (None, name)]
     if options.quick:
         cases = [name for name in cases if name in QUICK]
@@ -61,7 +61,7 @@ def _solves(contest: Contest, options: argparse.Namespace, rounds: int) -> None:
 
 
 def _gradients(contest: Contest, options: argparse.Namespace, rounds: int) -> None:
-    """What gradients cost; a full run also renews the tables of the documentation."""
+    """Measure the cost of gradients; a full run also renews the tables of the documentation."""
     quick, start = options.quick, perf_counter()
     asked = GRADIENTS if options.only in (None, "gradients") else (options.only,)
     systems = _shown(adjoint.run(contest, quick)) if "adjoint" in asked else None
@@ -129,7 +129,7 @@ def _write(path: Path, answers: dict[str, Any]) -> None:
 
 
 def _replace(path: Path, write: Callable[[Path], None]) -> None:
-    """Write under another name first, so that a killed run leaves the old file whole."""
+    """Write a file under another name first, so that a killed run leaves the old file whole."""
     part = path.with_suffix(".part")
     write(part)
     part.replace(path)

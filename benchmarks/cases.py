@@ -19,7 +19,7 @@ INPUT = 0.3  # size of the injected inputs: small enough that tanh does not do t
 
 
 class Case(NamedTuple):
-    """A map, its start and its weights; a tuple state is unpacked, ``f(*z)``."""
+    """A map, its start and its weights; a tuple state is unpacked, `f(*z)`."""
 
     f: Callable[..., State]
     z0: State
@@ -27,7 +27,7 @@ class Case(NamedTuple):
 
 
 def mlp(batch: int, width: int) -> Case:
-    r"""One layer, :math:`f(z) = \tanh(W z + x)`."""
+    r"""Return one layer, $f(z) = \tanh(W z + x)$."""
     rng = Generator().manual_seed(0)
     W = symmetric(width, rng)
     x = INPUT * torch.randn(batch, width, generator=rng)
@@ -35,7 +35,7 @@ def mlp(batch: int, width: int) -> Case:
 
 
 def conv(batch: int, channels: int, size: int) -> Case:
-    r"""A residual block, :math:`f(z) = (n(x + K_2\, (n(K_1 z))_+))_+`, with n the GroupNorm."""
+    r"""Return a residual block, $f(z) = (n(x + K_2\, (n(K_1 z))_+))_+$, with n the GroupNorm."""
     rng = Generator().manual_seed(0)
     K1 = kernel(channels, rng)
     K2 = 1.36 * kernel(channels, rng)
@@ -49,9 +49,9 @@ def conv(batch: int, channels: int, size: int) -> Case:
 
 
 def attention(batch: int, length: int, width: int, heads: int) -> Case:
-    """A causal transformer cell with post-norm, its input injected before both norms.
+    """Return a causal transformer cell with post-norm, its input injected before both norms.
 
-    Attention is written out, as the fused kernel has no forward-mode derivative.
+    Attention is written out, because the fused kernel has no forward-mode derivative.
     """
     rng = Generator().manual_seed(0)
     qkv = linear(width, 3 * width, rng)
@@ -73,7 +73,7 @@ def attention(batch: int, length: int, width: int, heads: int) -> Case:
 
 
 def chain(length: int, width: int) -> Case:
-    r"""A whole trajectory as one sample, :math:`f(z)_t = \tanh(W z_{t-1} + x_t)`."""
+    r"""Return a trajectory as one sample, $f(z)_t = \tanh(W z_{t-1} + x_t)$."""
     rng = Generator().manual_seed(0)
     W = symmetric(width, rng)
     x = INPUT * torch.randn(1, length, width, generator=rng)
@@ -82,7 +82,7 @@ def chain(length: int, width: int) -> Case:
 
 
 def pair(batch: int, width: int, channels: int, size: int) -> Case:
-    """A vector and a map that drive each other: the map through its mean, the vector as a bias."""
+    """Return a vector and a map that drive each other: by the mean of the map, and as a bias."""
     rng = Generator().manual_seed(0)
     W = 0.8 / NORM * symmetric(width, rng)
     K = 0.4 * kernel(channels, rng)
@@ -102,7 +102,7 @@ def pair(batch: int, width: int, channels: int, size: int) -> Case:
 
 
 def cell(batch: int, width: int, hidden: int) -> Case:
-    r"""A two-layer perceptron with a norm, :math:`f(z) = n(x + D\, \mathrm{gelu}(U z))`."""
+    r"""Return a two-layer perceptron with a norm, $f(z) = n(x + D\, \mathrm{gelu}(U z))$."""
     rng = Generator().manual_seed(0)
     U = linear(width, hidden, rng)
     D = 1.9 * linear(hidden, width, rng)
@@ -111,7 +111,7 @@ def cell(batch: int, width: int, hidden: int) -> Case:
 
 
 def symmetric(width: int, rng: Generator) -> Tensor:
-    """A random symmetric matrix of norm ``NORM``: here the norm is the spectral radius too."""
+    """Return a random symmetric matrix of norm `NORM`, which is its spectral radius, too."""
     A = torch.randn(width, width, generator=rng)
     W: Tensor = A + A.mT
     v = torch.randn(width, generator=rng)
@@ -143,17 +143,17 @@ SOLVED = [name for name in CASES if name not in (LARGE, "cell")]  # by every sol
 
 
 def apply(f: Callable[..., State], z: State) -> State:
-    """One call of ``f``."""
+    """Return one image of `f`."""
     return f(*z) if isinstance(z, tuple) else f(z)
 
 
 def rows(z: State) -> Tensor:
-    """The state as a (B, D) matrix."""
+    """Return the state as a (B, D) matrix."""
     return torch.cat([t.flatten(1) for t in (z if isinstance(z, tuple) else (z,))], dim=1)
 
 
 def residual(case: Case, z: State) -> float:
-    """The worst relative residual of a batch, computed apart from any solver."""
+    """Return the worst relative residual of a batch, computed without any solver."""
     fz = rows(apply(case.f, z))
     gap = torch.linalg.vector_norm(fz - rows(z), dim=1)
     return float((gap / torch.linalg.vector_norm(fz, dim=1)).max())

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class CellFailed(RuntimeError):
-    """A contestant raised an error; its text comes along."""
+    """The error of a contestant, with its text."""
 
 
 class Worker:
@@ -54,11 +54,11 @@ class Contest:
 
     @property
     def solvers(self) -> list[str]:
-        """Every solver of ours: the registry's list."""
+        """Return the names of all registered solvers."""
         return self.workers[0].solvers
 
     def attempt(self, cell: Callable[[], T]) -> T | None:
-        """A cell of a table, or None and a note if a contestant failed in it."""
+        """Return a cell of a table, or None and a note if a contestant failed in it."""
         try:
             return cell()
         except CellFailed as error:
@@ -69,7 +69,7 @@ class Contest:
 def interleave(
     turns: Mapping[str, Callable[[], T]], rounds: int, seconds: float, least: int = 1
 ) -> dict[str, list[T]]:
-    """Give every contestant its turn, round after round; fewer rounds, but ``least``, if slow."""
+    """Run all contestants in turns; if they are slow, for fewer rounds, but at least `least`."""
     answers: dict[str, list[T]] = {name: [] for name in turns}
     start = perf_counter()
     for done in range(rounds):
@@ -82,7 +82,7 @@ def interleave(
 
 @contextmanager
 def open_contest() -> Iterator[Contest]:
-    """Start a worker for the library and, if it can be had, one for torchdeq 0.1.0."""
+    """Start a worker for the library and, if it can be installed, one for torchdeq 0.1.0."""
     with ExitStack() as stack:
         workers = [Worker(OURS, stack.enter_context(_start("ours")))]
         if installed():
@@ -110,7 +110,7 @@ def _start(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def installed() -> bool:
-    """Whether torchdeq 0.1.0 is there, after an attempt to install it."""
+    """Return whether torchdeq 0.1.0 is installed, after an attempt to install it."""
     if PUBLISHED.exists():
         return True
     part = PUBLISHED.with_name(f"{PUBLISHED.name}.part")

@@ -7,7 +7,7 @@ the error on warps by evaluations; memory of a training step by evaluations; eva
 synthetic videos with and without reuse, at equal error; classical methods of scikit-image and no
 motion at all on the same pairs.
 
-``train`` saves the weights that ``judge``, ``nfe`` and ``reuse`` measure.
+`train` saves the weights that `judge`, `nfe` and `reuse` measure.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def error_of(method: Callable[[Pair], Tensor], pairs: Sequence[Pair] | FlowSet) 
 
 
 def trained(way: str, size: Size) -> DEQFlow:
-    """The model that ``train`` has left."""
+    """The model that `train` has left."""
     file = weights(way)
     if not file.exists():
         raise SystemExit(f"there is no {file}: run python -m benchmarks.flow --only train first")
@@ -308,7 +308,7 @@ def reuse(size: Size, data_dir: str | None) -> Iterator[dict[str, Any]]:
 
 
 def classical(size: Size, data_dir: str | None) -> Iterator[dict[str, Any]]:
-    """No motion, and two methods of scikit-image, on the pairs that ``train`` is tested on."""
+    """No motion, and two methods of scikit-image, on the pairs that `train` is tested on."""
     from skimage.color import rgb2gray
     from skimage.registration import optical_flow_ilk, optical_flow_tvl1
 

@@ -13,9 +13,9 @@ from torch.autograd.profiler import profile
 
 
 def seconds(run: Callable[[], object], least: float) -> float:
-    """The mean time of one run, over as many as fill ``least`` seconds; no garbage collection.
+    """Return the mean time of one run, over at least `least` seconds, without garbage collection.
 
-    It is the processor's time: with one thread, the clock's less the turns of other programs.
+    The time is that of the processor: with one thread, without the time of other programs.
     """
     gc.collect()
     gc.disable()
@@ -28,10 +28,10 @@ def seconds(run: Callable[[], object], least: float) -> float:
 
 
 def peak_bytes(run: Callable[[], object]) -> int:
-    """The highest sum of live allocations of torch's CPU allocator.
+    """Return the highest sum of live allocations of torch's CPU allocator.
 
     The allocator reports every allocation and release to the profiler, so the number is exact and
-    has no noise; the resident size of a process would also tell of what was freed before.
+    has no noise; the resident size of a process also contains memory that was freed before.
     """
     gc.collect()
     with profile(profile_memory=True) as record:
@@ -46,7 +46,7 @@ def peak_bytes(run: Callable[[], object]) -> int:
 
 
 def held_bytes(run: Callable[[], object], given: Collection[Tensor]) -> int:
-    """What the graph of the result keeps for the backward pass, beside the tensors ``given``."""
+    """Return the bytes that the graph of the result keeps, without the tensors `given`."""
     kept: WeakSet[_Kept] = WeakSet()
 
     def pack(t: Tensor) -> _Kept:

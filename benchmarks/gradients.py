@@ -1,4 +1,4 @@
-"""What can be asked about a contestant's gradients; runs in its process."""
+"""Requests about the gradients of a contestant; they run in its process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ problem = cache(spectra.problem)
 
 @cache
 def trainable(name: str) -> Case:
-    """A case whose weights receive gradients."""
+    """Return a case whose weights receive gradients."""
     case = CASES[name]()
     for W in case.weights:
         W.requires_grad_()
@@ -29,7 +29,7 @@ def trainable(name: str) -> Case:
 
 @cache
 def cotangent(name: str) -> Tensor:
-    """Of the loss, a random linear function: the mean over the state."""
+    """Return the cotangent of a loss that is a random linear function, averaged over the state."""
     z0 = CASES[name]().z0
     c = torch.randn(z0.shape, generator=torch.Generator().manual_seed(1))
     return c / c.numel()
@@ -42,14 +42,14 @@ class GradientBench:
         self.contestant = contestant
 
     def adjoints(self) -> Reply:
-        """Which solvers there are for adjoint systems."""
+        """Return the names of the solvers for adjoint systems."""
         return {"adjoints": list(self.contestant.ADJOINTS)}
 
     @torch.enable_grad()
     def adjoint(
         self, spectrum: str, radius: float, solver: str, products: int, tol: float
     ) -> Reply:
-        """One adjoint solve with every product counted, and its residual in float64."""
+        """Solve one adjoint system; return the products, counted, and the residual in float64."""
         W, x, J, g = problem(spectrum, radius)
         if solver == "shine":  # needs a forward solve to learn from
             W, x = W.float(), x.float()
@@ -69,7 +69,7 @@ class GradientBench:
 
     @torch.enable_grad()
     def phantom(self, spectrum: str, radius: float, steps: int) -> Reply:
-        """The lowest cosine, over the batch, of a phantom gradient with the exact one."""
+        """Return the lowest cosine, over the batch, of a phantom gradient with the exact one."""
         _, x, J, g = problem(spectrum, radius)
         f = Probe(lambda z: torch.bmm(J, z.unsqueeze(2)).squeeze(2), x.float())
         u = f.adjoint(self.contestant.phantom(f, torch.zeros_like(f.e), steps), g)
@@ -79,7 +79,7 @@ class GradientBench:
 
     @torch.enable_grad()
     def count_pass(self, case: str, method: str) -> Reply:
-        """Calls of ``f`` and of its backward in both passes, and the bytes that they take."""
+        """Count the calls of `f` and its backward in both passes, and the bytes that they take."""
         problem, differentiable = trainable(case), self.contestant.METHODS[method]
         f = Probe(problem.f, problem.z0)
         torch.autograd.grad(differentiable(f, problem.z0), problem.weights, cotangent(case))
@@ -92,12 +92,12 @@ class GradientBench:
         }
 
     def time_pass(self, case: str, method: str, least: float) -> Reply:
-        """Seconds of a forward and backward pass."""
+        """Return the seconds of a forward and backward pass."""
         return {"seconds": seconds(lambda: self.backpropagate(case, method), least)}
 
     @torch.enable_grad()
     def check_step(self, case: str, **ask: Any) -> Reply:
-        """A training step with everything counted, and the residuals of both of its solves."""
+        """Count calls and products of a training step; return the residuals of both solves, too."""
         problem, g = trainable(case), cotangent(case)
         f = Probe(problem.f, problem.z0)
         z = self.contestant.differentiable(f, problem.z0, _for_cotangent(g, **ask))
@@ -108,13 +108,13 @@ class GradientBench:
         return {**counted, "forward": forward, "backward": f.residual(u, g)}
 
     def time_step(self, case: str, least: float, **ask: Any) -> Reply:
-        """Seconds of a training step: both passes, without the optimizer's part."""
+        """Return the seconds of a training step: both passes, without the optimizer."""
         wanted = _for_cotangent(cotangent(case), **ask)
         return {"seconds": seconds(lambda: self.step(case, wanted), least)}
 
     @torch.enable_grad()
     def step(self, case: str, ask: Ask) -> tuple[Tensor, ...]:
-        """The gradients of the weights."""
+        """Return the gradients of the weights."""
         problem = trainable(case)
         z = self.contestant.differentiable(problem.f, problem.z0, ask)
         return torch.autograd.grad(z, problem.weights, cotangent(case))
@@ -127,7 +127,7 @@ class GradientBench:
 
 
 def _transposed(J: Tensor, u: Tensor) -> Tensor:
-    """Dense products, in float64."""
+    """Return dense products, in float64."""
     return torch.einsum("bij,bi->bj", J.double(), u.double())
 
 

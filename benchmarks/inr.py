@@ -2,7 +2,7 @@
 
 PSNR of DEQ-SIREN, DEQ-MFN and SIREN of as many parameters on images (between the pixels that were
 learnt), a sound and a video, after as many steps and after as much processor time; and the time of
-a training step beside the same model on torchdeq 0.1.0. ``python -m benchmarks.inr --only PART``;
+a training step beside the same model on torchdeq 0.1.0. `python -m benchmarks.inr --only PART`;
 every row is written at once, and a second run goes on where the first ended.
 """
 

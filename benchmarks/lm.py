@@ -1,9 +1,9 @@
 """Which transformer learns most in six minutes, does it converge, and how fast does it write?
 
 Five models of equal size on the words of WikiText-2: a plain transformer, the original DEQ with
-and without a regularised Jacobian, the redesigned one and the convergent one. ``compare`` trains
-each for the same processor time, ``nfe`` draws loss and residual against evaluations of f, and
-``decode`` counts tokens per second. A part goes on where it was left.
+and without a regularised Jacobian, the redesigned one and the convergent one. `compare` trains
+each for the same processor time, `nfe` draws loss and residual against evaluations of f, and
+`decode` counts tokens per second. A part goes on where it was left.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def speeds(name: str, preset: Preset, size: Size) -> Row:
 
 
 def trained(name: str, task: LanguageTask, seed: int) -> DEQTransformer:
-    """A model that ``compare`` has left."""
+    """A model that `compare` has left."""
     file = _file(name, seed)
     if not file.exists():
         raise SystemExit(f"{file} is missing: run python -m benchmarks.lm --only compare first")

@@ -55,6 +55,6 @@ class Recomputing:
 
     @torch.no_grad()
     def feed(self, ids: Tensor) -> Tensor:
-        """(B, V) log-probabilities of the token after ``ids``, which join the text."""
+        """(B, V) log-probabilities of the token after `ids`, which join the text."""
         self._text = ids if self._text is None else torch.cat((self._text, ids), dim=1)
         return self.model.log_prob(self.model(self._text).z[:, -1:])[:, 0]

@@ -2,7 +2,7 @@
 
 Three ways through one CIFAR-10 Tiny, interleaved: ours, 0.1.0's Broyden and phantom gradient in the
 same configuration (23 evaluations, full memory, 5 steps), and the floor: 23 bare calls of f and the
-phantom part. ``python -m benchmarks.mdeq``.
+phantom part. `python -m benchmarks.mdeq`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much memory does a solve hold at its peak?"""
+"""How much memory does a solve use at its peak?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CALLS = 30
 
 @dataclass(frozen=True)
 class Row:
-    """The bytes held at the peak of one solve, by contestant."""
+    """The bytes in use at the peak of one solve, by contestant."""
 
     solver: str
     peak: dict[str, int]

@@ -20,7 +20,7 @@ Map = Callable[..., State]
 
 
 def solve(f: Map, z0: State, solver: str, calls: int, tol: float) -> tuple[State, SolverStat]:
-    """Solve within ``calls`` evaluations, or until the relative residual is ``tol``."""
+    """Solve within `calls` evaluations, or until the relative residual is `tol`."""
     stop = StopRule(max_iter=calls, tol=tol, mode="rel")
     solution = solve_fixed_point(f, z0, SOLVERS[solver](), stop, on_failure="ignore")
     return solution.z, solution.stats
@@ -38,7 +38,7 @@ ADJOINTS: dict[str, Solver[Any] | LinearSolver] = {
 
 
 def differentiable(f: Map, z0: State, ask: Ask) -> State:
-    """The fixed point with an implicit gradient."""
+    """Return the fixed point with an implicit gradient."""
     backward = Implicit(
         solver=ADJOINTS[ask.adjoint],
         stop=StopRule(ask.products, ask.adjoint_tol),
@@ -51,12 +51,12 @@ def differentiable(f: Map, z0: State, ask: Ask) -> State:
 
 
 def phantom(f: Map, z0: State, steps: int) -> State:
-    """Steps with a graph from ``z0``."""
+    """Take steps with a graph from `z0`."""
     return fixed_point(f, z0, stop=StopRule(0), backward=Phantom(grad=steps)).z
 
 
 def _after(calls: int, backward: Backward) -> Callable[[Map, State], State]:
-    """Plain iteration, which spends its budget, and then a backward."""
+    """Iterate until the budget is spent, then attach a backward."""
     stop = StopRule(calls, 0.0)
     solver = None if isinstance(backward, Reversible) else FixedPointIter()
     return lambda f, z0: fixed_point(f, z0, solver=solver, stop=stop, backward=backward).z

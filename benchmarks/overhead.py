@@ -27,7 +27,7 @@ class Cost:
 
     @property
     def per_call(self) -> str:
-        """Microseconds beyond f at each evaluation."""
+        """Return the microseconds beyond f at each evaluation."""
         return f"{self.extra.tilde}{1e6 * self.extra.median / CALLS:.1f}"
 
 
@@ -50,18 +50,18 @@ class Overhead:
 
     @property
     def scored(self) -> list[Row]:
-        """The rows that the geometric mean is taken over."""
+        """Return the rows over which the geometric mean is computed."""
         return [r for r in self.rows if r.case in SCORED and r.solver in RULES and r.ratio]
 
     @property
     def mean(self) -> float | None:
-        """The geometric mean of old over ours, from rounds."""
+        """Return the geometric mean of old over ours, from rounds."""
         ratios = [row.ratio.median for row in self.scored if row.ratio]
         return geometric_mean(ratios) if ratios else None
 
     @property
     def mean_low(self) -> float | None:
-        """The same from the shortest time of each."""
+        """Return the geometric mean of old over ours, from the shortest time of each."""
         ratios = [row.cost[OLD].total.low / row.cost[OURS].total.low for row in self.scored]
         return geometric_mean(ratios) if ratios else None
 
@@ -140,7 +140,7 @@ def _measure(contest: Contest, case: str, solver: str, rounds: int) -> Row:
 
 
 def _reading(contest: Contest, rounds: int) -> Spread:
-    """What it adds to look at the statistics of a solve."""
+    """Measure the time to read the statistics of a solve."""
     what = {"case": "mlp", "solver": "anderson", "calls": CALLS, "least": SAMPLE}
     ask = contest.workers[0].ask
     turns = {"read": partial(ask, "read", **what), "not": partial(ask, "time", tol=0.0, **what)}

@@ -9,7 +9,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "gradients.md"
 
 
 def insert(tables: Mapping[str, str], page: Path = PAGE) -> None:
-    """Renew each table, which stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``."""
+    """Replace each table, which is between `<!-- NAME -->` and `<!-- /NAME -->`."""
     text = page.read_text()
     for name, table in tables.items():
         opening, closing = f"<!-- {name} -->\n", f"<!-- /{name} -->\n"

@@ -112,7 +112,7 @@ def _states(memory: Memory, who: str) -> dict[str, float]:
 
 
 def _bars(axes: Axes, heights: Bars, hatched: Collection[tuple[str, str]] = ()) -> None:
-    """Contestants side by side, one group of bars per label."""
+    """Draw contestants side by side, one group of bars per label."""
     labels = list(dict.fromkeys(label for bars in heights.values() for label in bars))
     width = 0.8 / len(heights)
     for i, (who, bars) in enumerate(heights.items()):

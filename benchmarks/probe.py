@@ -1,4 +1,4 @@
-"""Counting evaluations and products with the Jacobian, and seeing what the adjoint solve found."""
+"""Counts of evaluations and products with the Jacobian, and the solution of the adjoint solve."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Ask(NamedTuple):
 
 
 class Probe:
-    r"""``f`` with its calls and products counted, and a zero ``e`` added to every image.
+    r"""`f` with its calls and products counted, and a zero `e` added to every image.
 
-    The gradient of :math:`z^\star = f(z^\star) + e` by :math:`e` is the adjoint state :math:`u`
+    The gradient of $z^\star = f(z^\star) + e$ by $e$ is the adjoint state $u$
     itself.
     """
 
@@ -43,11 +43,11 @@ class Probe:
         return fz + self.e
 
     def adjoint(self, z: Tensor, g: Tensor) -> Tensor:
-        """What a cotangent of ``z`` becomes; the last graph of ``f`` stays."""
+        """Return the adjoint state of a cotangent of `z`; keep the last graph of `f`."""
         return torch.autograd.grad(z, self.e, g, retain_graph=True)[0]
 
     def residual(self, u: Tensor, g: Tensor) -> float:
-        r"""The worst :math:`|J^\top u + g - u| / |g|` of the batch, by one more product."""
+        r"""Return the worst $|J^\top u + g - u| / |g|$ of the batch, by one more product."""
         product = torch.autograd.grad(self.image, self.point, u, retain_graph=True)[0]
         return worst(rows(product + g - u), rows(g))
 
@@ -67,6 +67,6 @@ class _Counted(torch.autograd.Function):
 
 
 def worst(gap: Tensor, size: Tensor) -> float:
-    """The largest ratio of norms, sample by sample."""
+    """Return the largest ratio of norms, sample by sample."""
     norm = torch.linalg.vector_norm
     return float((norm(gap, dim=1) / norm(size, dim=1)).max())

@@ -26,7 +26,7 @@ ADJOINTS = STOPPING
 def solve(
     f: Callable[..., State], z0: State, solver: str, calls: int, tol: float
 ) -> tuple[State, dict[str, Any]]:
-    """Solve within ``calls`` evaluations, or until the relative residual is ``tol``."""
+    """Solve within `calls` evaluations, or until the relative residual is `tol`."""
     func, z = _wrap(f, z0, no_stat=False)  # a tuple state is packed into vectors
     max_iter = _max_iter(solver, calls)
     z, _, stats = _get_solver(solver)(func, z, max_iter=max_iter, tol=tol, stop_mode="rel")
@@ -34,7 +34,7 @@ def solve(
 
 
 def differentiable(f: Callable[..., State], z0: State, ask: Ask) -> State:
-    """The fixed point with an implicit gradient."""
+    """Return the fixed point with an implicit gradient."""
     return _layer(ask)(f, z0)[0][-1]
 
 

@@ -1,6 +1,6 @@
 """How much the resident size of a process grows in a forward and backward pass.
 
-Started as ``python -m benchmarks.resident CASE METHOD``, a process of its own for every number, as
+Started as `python -m benchmarks.resident CASE METHOD`, a process of its own for every number, as
 memory once freed stays resident. What is loaded on first use comes first: the method on a small
 case, and one step of the case itself.
 """

@@ -1,6 +1,6 @@
 """Jacobians with known spectra, and the maps they belong to.
 
-The maps are :math:`f(z) = \\tanh(W z + x)`, the Jacobians those at their fixed points.
+The maps are $f(z) = \\tanh(W z + x)$, the Jacobians those at their fixed points.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Problem(NamedTuple):
 
 
 def problem(spectrum: str, radius: float) -> Problem:
-    """Above 1, where no stable fixed point is left, the last Jacobian below is scaled up."""
+    """Return a problem; above a radius of 1 no fixed point is stable, so scale a Jacobian up."""
     rng = Generator().manual_seed(3)
     W = SPECTRA[spectrum](rng)
     x = 0.3 * _normal(rng, BATCH, WIDTH)
@@ -45,12 +45,12 @@ def problem(spectrum: str, radius: float) -> Problem:
 
 
 def disk(rng: Generator) -> Tensor:
-    """Eigenvalues all over a disk."""
+    """Return a matrix with eigenvalues all over a disk."""
     return _normal(rng, WIDTH, WIDTH).mul_(WIDTH**-0.5)
 
 
 def decaying(rng: Generator) -> Tensor:
-    """A few large eigenvalues of both signs, the others ever smaller, and some noise."""
+    """Return a matrix with a few large eigenvalues of both signs, decaying ones, and some noise."""
     Q = torch.linalg.qr(_normal(rng, WIDTH, WIDTH))[0]
     sizes = [0.93**i * (1 if i % 3 else -1) for i in range(WIDTH)]
     noise = _normal(rng, WIDTH, WIDTH).mul_(0.02 * WIDTH**-0.5)
@@ -58,7 +58,7 @@ def decaying(rng: Generator) -> Tensor:
 
 
 def symmetric(rng: Generator) -> Tensor:
-    """Real eigenvalues, evenly between -1 and 1."""
+    """Return a matrix with real eigenvalues, evenly between -1 and 1."""
     Q = torch.linalg.qr(_normal(rng, WIDTH, WIDTH))[0]
     return torch.mm(Q * torch.linspace(-1, 1, WIDTH, dtype=torch.float64), Q.mT)
 
@@ -75,7 +75,7 @@ def _normal(rng: Generator, *shape: int) -> Tensor:
 
 
 def _fixed_point(W: Tensor, x: Tensor) -> Tensor:
-    """By Newton's method with dense Jacobians."""
+    """Return the fixed point, by Newton's method with dense Jacobians."""
     z, eye = torch.zeros_like(x), torch.eye(WIDTH, dtype=x.dtype)
     for _ in range(20):
         fz = torch.tanh(z @ W.mT + x)

@@ -30,10 +30,10 @@ class Spread:
 
     @property
     def tilde(self) -> str:
-        """A mark for differences: the noise is larger than the value."""
+        """Return a mark for differences whose noise is larger than their value."""
         return "~" if self.iqr > abs(self.median) else ""
 
     @property
     def percent(self) -> str:
-        """The interquartile range as a share of the median."""
+        """Return the interquartile range in percent of the median."""
         return f"{100 * self.iqr / self.median:.0f}%"

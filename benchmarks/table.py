@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def render(header: Sequence[str], rows: Sequence[Sequence[str]], texts: int) -> str:
-    """Aligned columns: the first ``texts`` to the left, the numbers to the right.
+    """Return a table with the first `texts` columns aligned to the left, the numbers to the right.
 
     A first cell like the one above it is left blank.
     """

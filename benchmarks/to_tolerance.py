@@ -30,11 +30,11 @@ class Run:
 
     @property
     def honest(self) -> bool:
-        """Whether the returned state is as good as claimed, up to rounding."""
+        """Return whether the returned state is as good as claimed, up to rounding."""
         return not self.reached or self.residual <= 1.5 * self.tol
 
     def cells(self) -> list[str]:
-        """Evaluations and milliseconds."""
+        """Return evaluations and milliseconds as cells of a table."""
         calls = str(self.calls) if self.reached else f"fails {self.calls}"
         return [calls + ("" if self.honest else "!"), f"{1e3 * self.seconds.median:.2f}"]
 

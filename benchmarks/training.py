@@ -32,7 +32,7 @@ class Run:
     ratio: Spread | None  # to the time of 0.1.0, by round
 
     def cells(self) -> list[str]:
-        """A line of the table."""
+        """Return a line of the table."""
         cells = [self.case, self.contestant, self.adjoint, str(self.calls), str(self.products)]
         cells += [f"{self.forward:.1e}", f"{self.backward:.1e}"]
         cells += [f"{1e3 * self.seconds.median:.1f}", self.seconds.percent]
@@ -93,7 +93,7 @@ def _measure(contest: Contest, case: str, rounds: int) -> list[Run]:
 
 
 def _check(worker: Worker, case: str, adjoint: str) -> dict[str, Any]:
-    """What a step takes; times are comparable only if everybody reaches the tolerances."""
+    """Count one step; times are comparable only if all contestants reach the tolerances."""
     check = worker.ask("check_step", case=case, **_ask(adjoint))
     for name, tol in (("forward", TOLERANCE), ("backward", ADJOINT_TOLERANCE)):
         if check[name] > ROUNDING * tol:

@@ -1,6 +1,6 @@
 """A long-lived process that measures one contestant: JSON lines in, JSON lines out.
 
-Started as ``python -m benchmarks.worker MODULE [FOLDER]``; the folder comes first on its path.
+Started as `python -m benchmarks.worker MODULE [FOLDER]`; the folder comes first on its path.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ load = cache(lambda name: CASES[name]())
 
 
 class Bench(GradientBench):
-    """What can be asked about a contestant: here solves, in the base class gradients."""
+    """The requests about a contestant: here solves, in the base class gradients."""
 
     def hello(self) -> Reply:
-        """Which solvers there are, and which of them take a tolerance."""
+        """Return the names of the solvers, and of those that take a tolerance."""
         return {"solvers": self.contestant.NAMES, "stopping": self.contestant.STOPPING}
 
     def check(self, case: str, solver: str, calls: int, tol: float) -> Reply:
-        """One solve with every call of ``f`` counted, its claim, and the residual of its answer."""
+        """Count the calls of `f` in a solve; return its reported and its measured residual, too."""
         problem, count = load(case), 0
 
         def f(*z: State) -> State:
@@ -48,17 +48,17 @@ class Bench(GradientBench):
         }
 
     def time(self, case: str, solver: str, calls: int, tol: float, least: float) -> Reply:
-        """Seconds of one solve."""
+        """Return the seconds of one solve."""
         return {"seconds": seconds(self._solve(load(case), solver, calls, tol), least)}
 
     def compare(self, case: str, solver: str, calls: int, least: float) -> Reply:
-        """Seconds of as many plain calls of ``f``, and then of a solve without a tolerance."""
+        """Return the seconds of as many plain calls of `f`, and of a solve without a tolerance."""
         problem = load(case)
         bare = seconds(lambda: iterate(problem, calls), least)
         return {"bare": bare, **self.time(case, solver, calls, 0.0, least)}
 
     def read(self, case: str, solver: str, calls: int, least: float) -> Reply:
-        """Seconds of a solve whose statistics are looked at."""
+        """Return the seconds of a solve whose statistics are read."""
         problem = load(case)
 
         def run() -> None:
@@ -67,7 +67,7 @@ class Bench(GradientBench):
         return {"seconds": seconds(run, least)}
 
     def peak(self, case: str, solver: str | None, calls: int) -> Reply:
-        """The most bytes that tensors held at once in a solve, or in plain calls of ``f``."""
+        """Return the peak bytes of tensors in a solve, or in plain calls of `f`."""
         problem = load(case)
         if solver is None:
             return {"bytes": peak_bytes(lambda: iterate(problem, calls))}
@@ -78,14 +78,14 @@ class Bench(GradientBench):
 
 
 def iterate(case: Case, calls: int) -> None:
-    """Bare f: the least that any solver costs."""
+    """Iterate with bare calls of f: the lower bound for the cost of any solver."""
     z = case.z0
     for _ in range(calls):
         z = apply(case.f, z)
 
 
 def main(module: str, folder: str | None = None) -> None:
-    """Answer requests until the input ends; an error is an answer too."""
+    """Answer requests until the input ends; an error is an answer, too."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a library may print
     torch.set_num_threads(1)

@@ -1,7 +1,7 @@
-"""A normalisation of one's own: bound the row sums, so that the layer contracts in the max norm.
+"""A custom norm: bound the row sums, so that the layer contracts in the max norm.
 
-The norm is registered by a name for ``apply_norm`` and the flag ``--norm_type``, and then taught a
-class of modules that it did not know.
+The program registers the norm under a name, for `apply_norm` and the flag `--norm_type`, and then
+registers a class of modules that the norm should normalise.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torchdeq.norm import Norm
 
 @dataclass(frozen=True)
 class RowSumNorm(Norm):
-    r"""Every row is scaled to a sum of absolute values, which bounds :math:`\|W\|_\infty`.
+    r"""A norm that scales the absolute values of every row to a sum, which bounds $\|W\|_\infty$.
 
-    .. math:: W_i = v_i \min(t, g_i / \|v_i\|_1)
+    $$W_i = v_i \min(t, g_i / \|v_i\|_1)$$
     """
 
     _target_modules: ClassVar = {nn.Linear: ("weight", 0)}  # class: (parameter, its rows)
-    suffixes: ClassVar = ("g", "v")  # weight_g and weight_v are what is trained
+    suffixes: ClassVar = ("g", "v")  # the parameters are weight_g and weight_v
     raw: ClassVar = "v"
 
     def split(self, weight: Tensor, dim: int) -> dict[str, Tensor]:
@@ -40,7 +40,7 @@ def _row_sums(v: Tensor, dim: int) -> Tensor:
 
 
 class Mixer(nn.Module):
-    """A linear map that is not an ``nn.Linear``: a row times a matrix, outputs in its columns."""
+    """A linear map that is not an `nn.Linear`: a row times a matrix, outputs in its columns."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

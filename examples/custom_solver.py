@@ -1,9 +1,9 @@
-"""Two solvers of one's own, chosen on the command line like the built-in ones.
+"""Two custom solvers, chosen on the command line like the built-in ones.
 
     python examples/custom_solver.py --f_solver heavy_ball --f_opt beta=0.5
 
-``heavy_ball`` is an update rule: the library's loop counts, stops and keeps the best state.
-``averaged`` is a function in the interface of torchdeq 0.1.0, which does all of that itself.
+`heavy_ball` is an update rule: the library's loop counts, stops and keeps the best state.
+`averaged` is a function in the interface of torchdeq 0.1.0, which counts, stops and records itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torchdeq.solver import FixedPointFn, Iterate, Solver
 class HeavyBall(Solver[Iterate]):
     r"""Iteration with momentum (Polyak, 1964).
 
-    .. math:: z^{k+1} = f(z^k) + \beta (z^k - z^{k-1})
+    $$z^{k+1} = f(z^k) + \beta (z^k - z^{k-1})$$
 
     Args:
         beta: momentum in [0, 1).
@@ -55,7 +55,7 @@ def averaged(
     indexing: Sequence[int] = (),
     **options: Any,
 ) -> tuple[Tensor, list[Tensor], SolverStat]:
-    """Krasnoselskij's iteration: go half of the way to the image."""
+    """Solve by Krasnoselskij's iteration: go half of the way to the image."""
     z, states = x0, []
     for k in range(1, max_iter + 1):
         fz = func(z)

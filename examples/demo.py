@@ -1,6 +1,6 @@
-"""Train a small MDEQ on real digits, then weigh it against the same network unrolled.
+"""Train a small MDEQ on real digits, then compare it with the same network unrolled.
 
-``make demo``: about a minute of training with live progress; leaves ``demo/report.html``.
+`make demo`: about a minute of training with live progress; leaves `demo/report.html`.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def main() -> None:
     console.print(f"\nlook at [bold]{run.report}[/bold]")
 
 
-def compare(found: list[dict[str, float]]) -> Table:
-    """One row for each way to train."""
+def compare(measurements: list[dict[str, float]]) -> Table:
+    """Return a table with one row for each way to train."""
     table = Table(
-        "training", "s a step", "MB held by the graph", "MB more at the peak", title_justify="left"
+        "training", "s a step", "MB in the graph", "MB more at the peak", title_justify="left"
     )
-    for way, numbers in zip(WAYS, found, strict=True):
+    for way, numbers in zip(WAYS, measurements, strict=True):
         table.add_row(
             way,
             f"{numbers['seconds']:.3f}",
@@ -66,16 +66,16 @@ def compare(found: list[dict[str, float]]) -> Table:
 
 
 def measured_apart(way: str) -> dict[str, float]:
-    """The numbers of one way, from a process of its own: the peak is of the process."""
-    told = subprocess.run(
+    """Measure one way to train in a new process: the peak belongs to a process."""
+    process = subprocess.run(
         [sys.executable, __file__, way], check=True, capture_output=True, text=True
     )
-    numbers: dict[str, float] = json.loads(told.stdout)
+    numbers: dict[str, float] = json.loads(process.stdout)
     return numbers
 
 
 def measure(way: str) -> dict[str, float]:
-    """Time, memory of the graph and peak of a few training steps."""
+    """Return the time, the memory of the graph and the peak of a few training steps."""
     preset = find_preset(NAME)
     if way == "unrolled":  # as many steps as the solver evaluates, all of them in the graph
         steps = preset.task.deq.f_max_iter
@@ -83,25 +83,25 @@ def measure(way: str) -> dict[str, float]:
     torch.manual_seed(0)
     model = preset.task.build()
     optimizer = preset.optim.make(model.parameters())
-    seconds, held = [], 0
+    seconds, graph_bytes = [], 0
     before = forget_peak()
     for step in range(STEPS + 1):
         began = time.perf_counter()
         graph = train_step(preset, model, optimizer, step, weigh=step == 0)
         seconds.append(time.perf_counter() - began)
-        held = max(held, graph)
-    return {"seconds": median(seconds[1:]), "graph": held, "peak": resident_peak() - before}
+        graph_bytes = max(graph_bytes, graph)
+    return {"seconds": median(seconds[1:]), "graph": graph_bytes, "peak": resident_peak() - before}
 
 
 def forget_peak() -> int:
-    """Let the peak of this process start from now, where Linux allows; bytes in use."""
+    """Reset the peak of this process, if Linux allows it; return the bytes in use."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     return resident_peak()
 
 
 def resident_peak() -> int:
-    """The most bytes of memory that this process has used."""
+    """Return the peak of the memory that this process has used, in bytes."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
@@ -112,10 +112,10 @@ def resident_peak() -> int:
 def train_step(
     preset: Preset, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, weigh: bool
 ) -> int:
-    """One update; returns the bytes that the graph holds, if asked."""
+    """Update the model once; return the bytes that the graph keeps if `weigh` is set."""
     saved: dict[int, int] = {}
 
-    def note(t: Tensor) -> Tensor:
+    def record(t: Tensor) -> Tensor:
         storage = t.untyped_storage()
         saved[storage.data_ptr()] = storage.nbytes()
         return t
@@ -123,7 +123,7 @@ def train_step(
     batch = preset.task.train_batch(step, preset.seed, Shard())
     optimizer.zero_grad(set_to_none=True)
     if weigh:
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        with torch.autograd.graph.saved_tensors_hooks(record, lambda t: t):
             loss = preset.task.loss(model, batch, None)
     else:
         loss = preset.task.loss(model, batch, None)

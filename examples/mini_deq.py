@@ -1,6 +1,6 @@
 """A mini DEQ, from its layer to its loss: normalise, solve, correct, train.
 
-Two spirals are told apart by a network with one hidden layer, iterated to its equilibrium.
+A network with one hidden layer, iterated to its equilibrium, learns to separate two spirals.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ WIDTH, STEPS = 64, 80
 class MiniDEQ(nn.Module):
     r"""One layer at its equilibrium, then a linear read-out.
 
-    .. math:: z^\star = \tanh(W z^\star + U x + b), \qquad y = D z^\star
+    $$z^\star = \tanh(W z^\star + U x + b), \qquad y = D z^\star$$
 
-    Shapes: ``x`` is ``(B, 2)``, every prediction is ``(B, 2)``.
+    Shapes: `x` is `(B, 2)`, every prediction is `(B, 2)`.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class MiniDEQ(nn.Module):
         )
 
     def forward(self, x: Tensor) -> tuple[list[Tensor], int]:
-        """Predictions from every sampled state, and the evaluations of the layer."""
+        """Return predictions from every sampled state, and the evaluations of the layer."""
         reset_norm(self)  # the weight is computed once, not at every evaluation
         u = self.U(x)
         states, stats = self.deq(lambda z: torch.tanh(self.W(z) + u), torch.zeros_like(u))
@@ -44,7 +44,7 @@ class MiniDEQ(nn.Module):
 
 
 def spirals(n: int = 120) -> tuple[Tensor, Tensor]:
-    """``n`` points on two arms, and the arm of each."""
+    """Return `n` points on two arms, and the arm of each."""
     arm = torch.arange(n) % 2
     radius = torch.linspace(0.2, 1.0, n)
     angle = 3 * math.pi * radius + math.pi * arm

@@ -1,8 +1,8 @@
 """Random starts in training, for equilibria that depend less on the start.
 
-A network trained from zero may have several equilibria and know only the one it meets from there.
-``mixed_init`` starts half of the elements at zero and half at random, so the answer has to be right
-from wherever the solve begins (path independence, Anil et al., 2022).
+A network trained from zero may have several equilibria, of which training has seen only one.
+`mixed_init` starts half of the elements at zero and half at random, so the answer must be right
+from every start (path independence, Anil et al., 2022).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Regressor(nn.Module):
 
 
 def trained(start: Start) -> Regressor:
-    """A model that fits a wave from such starts."""
+    """Return a model that has learnt to fit a wave from such starts."""
     torch.manual_seed(0)
     model = Regressor()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)

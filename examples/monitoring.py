@@ -1,7 +1,7 @@
-"""What a DEQ tells about itself: forward statistics, the backward solve, the spectral radius.
+"""The statistics of a DEQ: the forward solve, the backward solve, the spectral radius.
 
-A layer is made ever less contractive, until its equilibrium is lost. The statistics say so, sample
-by sample, and nothing has to be guessed from the loss.
+The program makes a layer less and less contractive, until it loses its equilibrium. The statistics
+show this for each sample, before the loss does.
 """
 
 from __future__ import annotations

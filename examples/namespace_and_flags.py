@@ -20,13 +20,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--width", type=int, default=16)
     add_deq_args(parser)
-    parser.set_defaults(f_solver="anderson", n_states=2)  # this program's taste
+    parser.set_defaults(f_solver="anderson", n_states=2)  # defaults of this program
     args = parser.parse_args(argv)
 
     torch.manual_seed(0)
     layer = nn.Linear(args.width, args.width)
     apply_norm(layer, args=args)  # reads --norm_type, --norm_clip, ...
-    deq = get_deq(args)  # reads the rest; --width is none of its business
+    deq = get_deq(args)  # reads the other options; --width is not one
     print(deq)
     x, target = torch.randn(2, 4, args.width)
     reset_deq(layer)

@@ -1,7 +1,7 @@
-"""A random budget for every training step: the model learns to be good at any number of them.
+"""A random budget for every training step: the model learns to be good with any budget.
 
-With one fixed budget a network may fit its answer to that very step. Here ``f_max_iter`` is drawn
-afresh for each call, and both models are then asked for more steps than they were trained with.
+With one fixed budget a network may fit its answer to that number of steps. Here the program draws
+`f_max_iter` for each call, and then tests both models with more steps than in training.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WIDTH, STEPS, BUDGETS = 32, 200, (6, 9, 16, 32, 64)
 
 
 class Regressor(nn.Module):
-    """A layer without any bound on its weights: nothing makes it contract but its training."""
+    """A layer without a bound on its weights: only training can make it contract."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Regressor(nn.Module):
 
 
 def trained(budgets: Iterable[int]) -> Regressor:
-    """A model that fits a wave, with one of the budgets at each step."""
+    """Return a model that has learnt to fit a wave, with one of the budgets at each step."""
     torch.manual_seed(0)
     model = Regressor()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -52,7 +52,7 @@ def trained(budgets: Iterable[int]) -> Regressor:
 
 @torch.no_grad()
 def errors(model: Regressor) -> list[float]:
-    """The mean squared error after each of the ``BUDGETS``."""
+    """Return the mean squared error after each of the `BUDGETS`."""
     x = torch.linspace(-1.5, 1.5, 100)[:, None]
     return [float(mse_loss(model(x, budget), torch.sin(3 * x))) for budget in BUDGETS]
 

@@ -15,7 +15,7 @@ FRAMES, WIDTH = 30, 64
 
 
 def frames() -> list[Tensor]:
-    """Eight inputs that drift slowly."""
+    """Return frames of eight inputs that drift slowly."""
     x, drift = torch.randn(8, WIDTH), 0.02 * torch.randn(8, WIDTH)
     return [x + k * drift for k in range(FRAMES)]
 

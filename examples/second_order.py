@@ -1,7 +1,7 @@
 """Derivatives of any order and kind through an equilibrium, checked against each other.
 
-``higher_order=True`` makes implicit gradients differentiable; the transforms of ``torch.func`` work
-as they are. The reference is plain autograd through 400 unrolled steps, in double precision.
+`higher_order=True` makes implicit gradients differentiable; the transforms of `torch.func` work
+without it. The reference is plain autograd through 400 unrolled steps, in double precision.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
         return torch.tanh(z @ W + x)
 
     def energy(x: Tensor) -> Tensor:
-        """One number from one input (WIDTH,)."""
+        """Return one number for one input (WIDTH,)."""
         u = x[None]  # a batch of one
         states, _ = deq(layer, torch.zeros_like(u), args=(u,))
         e: Tensor = states[-1].square().sum()

@@ -1,4 +1,4 @@
-"""A state of two tensors: ADMM for the lasso as an equilibrium, its penalty learnt through it.
+"""A state of two tensors: ADMM for the lasso as an equilibrium, with a penalty that is learnt.
 
 A batch of sparse vectors is observed through one matrix. ADMM is a fixed-point iteration in the
 pair (z, u), so the solution of the lasso is the equilibrium of a layer, and the gradient of the
@@ -20,10 +20,10 @@ Layer = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def admm(A: Tensor, b: Tensor, lam: Tensor, rho: float = 1.0) -> Layer:
-    r"""One step of ADMM for :math:`\min_z \frac12 |A z - b|^2 + \lambda |z|_1`, row by row.
+    r"""Return one step of ADMM for $\min_z \frac12 |A z - b|^2 + \lambda |z|_1$, row by row.
 
-    .. math:: x = (A^\top A + \rho I)^{-1} (A^\top b + \rho (z - u)), \qquad
-              z^+ = S_{\lambda / \rho}(x + u), \qquad u^+ = u + x - z^+
+    $$x = (A^\top A + \rho I)^{-1} (A^\top b + \rho (z - u)), \qquad
+    z^+ = S_{\lambda / \rho}(x + u), \qquad u^+ = u + x - z^+$$
     """
     inverse = torch.linalg.inv(A.mT @ A + rho * torch.eye(A.shape[1]))
     Ab = b @ A  # (B, n)

@@ -53,7 +53,7 @@ def non_normal(d: int = 8) -> Tensor:
 def repelling(d: int = 8, seed: int = 0) -> Tensor:
     """Return a matrix with eigenvalues in [-3, 0.5]: undamped plain iteration diverges.
 
-    Damping by 0.3 makes it a contraction.
+    Damping by 0.3 makes the map a contraction.
     """
     Q, _ = torch.linalg.qr(_normal(d, d, seed=seed))
     return Q @ torch.diag(torch.linspace(-3.0, 0.5, d, dtype=torch.float64)) @ Q.mT
@@ -90,14 +90,14 @@ class _OpaqueCosine(torch.autograd.Function):
 def rated_samples() -> tuple[Callable[..., Tensor], Tensor, Tensor]:
     """Return the map `f(z, rate, x) = tanh(rate z + x)`, and the rates and `x` of five samples.
 
-    It acts on each number alone, so that its rounding does not depend on the batch.
+    The map acts on each number alone, so that its rounding does not depend on the batch.
     """
     rates = torch.tensor([0.1, 0.9, 0.5, -0.7, 0.97], dtype=torch.float64)[:, None]
     x = torch.linspace(-1, 1, 30, dtype=torch.float64).view(5, 6)
     return lambda z, rate, x: torch.tanh(rate * z + x), rates, x
 
 
-#: Tolerance of the graph problem: of the residual of the whole system, in both passes.
+#: Tolerance of the graph problem, for the residual of the whole system in both passes.
 GRAPH_TOL = 1e-6
 
 

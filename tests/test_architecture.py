@@ -55,7 +55,7 @@ def modules() -> dict[str, ast.Module]:
 
 
 def imported_names(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """Yield the module and the name of every import that runs, be it inside a function."""
+    """Yield the module and the name of every import that runs, inside functions, too."""
     if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
         return
     if isinstance(node, ast.ImportFrom) and node.module:
@@ -68,19 +68,19 @@ def imported_names(node: ast.AST) -> Iterator[tuple[str, str]]:
 
 def import_graph() -> Graph:
     """Return, for every module of both packages, the modules of both that it imports."""
-    known = modules()
+    trees = modules()
     graph: Graph = {}
-    for name, tree in known.items():
+    for name, tree in trees.items():
         graph[name] = set()
         for module, attribute in imported_names(tree):
             inner = f"{module}.{attribute}"
-            if inner in known or module in known:
-                graph[name].add(inner if inner in known else module)
+            if inner in trees or module in trees:
+                graph[name].add(inner if inner in trees else module)
     return graph
 
 
 def part_of(module: str) -> str:
-    """Return the part of the library that a module belongs to: the longest name that leads it."""
+    """Return the part of the library that a module belongs to: its longest prefix in `LEVEL`."""
     inner = module.removeprefix("torchdeq.")
     parts = [part for part in LEVEL if inner == part or inner.startswith(f"{part}.")]
     return max(parts, key=len, default="")
@@ -102,8 +102,8 @@ def violations(graph: Graph) -> list[str]:
                 if module.startswith("torchdeq") or foreign:
                     wrong.append(f"{module} imports {target}")
             elif module.startswith("torchdeq."):
-                mine, its = part_of(module), part_of(target)
-                if mine != its and not LEVEL[its] < LEVEL[mine]:
+                part, target_part = part_of(module), part_of(target)
+                if part != target_part and not LEVEL[target_part] < LEVEL[part]:
                     wrong.append(f"{module} imports {target}, which is not below it")
     try:
         TopologicalSorter(graph).prepare()
@@ -133,7 +133,7 @@ def test_imports_follow_the_arrows() -> None:
         ("deq_zoo.errors", "deq_zoo.cli", "a cycle"),
     ],
 )
-def test_a_reversed_arrow_is_found(module: str, target: str, complaint: str) -> None:
+def test_a_reversed_arrow_is_detected(module: str, target: str, complaint: str) -> None:
     graph = import_graph()
     assert module in graph
     assert target in graph

@@ -95,7 +95,7 @@ class TestRegistration:
             assert deq(layer, layer.z0)[1].nfe == 9
         with pytest.raises(TypeError, match="unknown option 'extra_steps'"):
             get_deq(core="sliced", extra_steps=5)
-        with pytest.raises(TypeError, match="a core is a class"):
+        with pytest.raises(TypeError, match="a core must be a class"):
             register_deq("other", lambda config: None)  # type: ignore[arg-type]
 
     def test_a_core_that_takes_any_keyword(self) -> None:

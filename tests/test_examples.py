@@ -37,7 +37,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def numbers(text: str, pattern: str) -> list[float]:
-    """What the group of ``pattern`` finds, line by line."""
+    """What the group of `pattern` finds, line by line."""
     return [float(found) for found in re.findall(pattern, text)]
 
 

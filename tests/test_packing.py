@@ -197,9 +197,9 @@ def test_a_nested_start_is_refused() -> None:
         (
             lambda a, b: (a, torch.complex(b, b)),
             TypeError,
-            r"what f returned at \[1\] is complex.*view_as_real",
+            r"the output of f at \[1\] is complex.*view_as_real",
         ),
-        (lambda a, b: (a, b.to_sparse()), TypeError, r"f returned at \[1\] is sparse"),
+        (lambda a, b: (a, b.to_sparse()), TypeError, r"output of f at \[1\] is sparse"),
         (lambda a, b: (a, b.to("meta")), ValueError, r"got meta at \[1\], expected cpu"),
     ],
 )
@@ -259,13 +259,13 @@ def test_a_tensor_spread_over_devices_is_refused() -> None:
     with pytest.raises(TypeError, match=r"the state is a DTensor.*z\.to_local\(\)"):
         Packing(spread)
     f = PackedFn(Packing(torch.zeros(2, 3)), lambda z: z.as_subclass(DTensor))
-    with pytest.raises(TypeError, match="what f returned is a DTensor"):
+    with pytest.raises(TypeError, match="the output of f is a DTensor"):
         f(torch.zeros(2, 3))
 
 
 def test_a_complex_or_sparse_output_of_one_tensor_is_refused() -> None:
     packing = Packing(torch.zeros(2, 3))
-    with pytest.raises(TypeError, match=r"what f returned is complex \(torch.complex64\)"):
+    with pytest.raises(TypeError, match=r"the output of f is complex \(torch.complex64\)"):
         PackedFn(packing, lambda z: torch.complex(z, z))(torch.zeros(2, 3))
-    with pytest.raises(TypeError, match="what f returned is sparse"):
+    with pytest.raises(TypeError, match="the output of f is sparse"):
         PackedFn(packing, lambda z: z.to_sparse())(torch.zeros(2, 3))

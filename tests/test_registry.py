@@ -136,7 +136,7 @@ class Richardson(LinearSolver):
         while system.left:
             x = x + self.omega * r
             r = system.b - system.product(x)
-            system.note(torch.linalg.vector_norm(r, dim=1))
+            system.record(torch.linalg.vector_norm(r, dim=1))
         return x
 
 
@@ -165,13 +165,13 @@ def test_a_registered_linear_solver_serves_the_backward_pass_by_name() -> None:
 
 def test_registering_a_class_that_is_not_a_core_says_what_is_wrong() -> None:
     with pytest.raises(
-        TypeError, match=r"built as core\(config\), .* train_states or forward: got 3"
+        TypeError, match=r"called as core\(config\), .* train_states or forward: got 3"
     ):
         torchdeq.register_deq("mine", 3)  # type: ignore[arg-type]
 
     class Empty(DEQBase): ...
 
-    with pytest.raises(TypeError, match="defines train_states, or forward: Empty has neither"):
+    with pytest.raises(TypeError, match="define train_states, or forward: Empty has neither"):
         torchdeq.register_deq("mine", Empty)
 
 

@@ -117,7 +117,7 @@ __all__ = [
 ]
 
 
-#: Former names and where the present ones are; each gives a `DeprecationWarning`.
+#: Former names, each with the module and the name that replace it; using one warns.
 _DEPRECATED = {
     "Reversible": (experimental, "Reversible"),
     "Solution": (sys.modules[__name__], "FixedPoint"),
@@ -129,7 +129,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'torchdeq' has no attribute {name!r}")
     module, new = _DEPRECATED[name]
     warnings.warn(
-        f"torchdeq.{name} is now {module.__name__}.{new}; the old name goes in 0.4",
+        f"torchdeq.{name} is now {module.__name__}.{new}; version 0.4 removes the old name",
         DeprecationWarning,
         stacklevel=2,
     )

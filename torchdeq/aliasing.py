@@ -1,9 +1,9 @@
-"""A check that `f` does not write into memory that a solver uses: its input, earlier outputs.
+"""A check that `f` does not write into memory that a solver uses: inputs and earlier outputs.
 
 A solver stores states without copying them, so each output of `f` must have memory of its own.
-Torch counts the writes into a tensor and its views: the version counter detects them. Two kinds of
-tensors have no common counter: inference tensors, and tensors that use the same memory unknown to
-torch (through `.data`, NumPy or DLPack).
+Torch counts the writes into a tensor and its views by a version counter, which the check compares.
+Two kinds of tensors have no common counter: inference tensors, and tensors that use the same memory
+without torch knowing it (through `.data`, NumPy or DLPack).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torchdeq._torch import (
 )
 
 _WROTE = (
-    "f wrote into its input (or into the tensor it returned before): return a new tensor each "
+    "f wrote into its input, or into a tensor that it returned before: return a new tensor each "
     "time, e.g. end with .clone()"
 )
 _HIDDEN = (
@@ -43,8 +43,8 @@ class WriteGuard:
         self._outputs: dict[int, tuple[ref[Tensor], int | None]] = {}  # by address
         self._countable: Tensor | None = None
 
-    def lend(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Return the input for `f`: inference tensors are replaced by aliases that count writes."""
+    def prepare_input(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Return the input for `f`: aliases that count writes in the place of inference tensors."""
         # Outside inference mode, torch itself refuses writes into inference tensors; inside a
         # function transform, a write affects no other tensor.
         if not torch.is_inference_mode_enabled() or function_transforms_active():
@@ -59,19 +59,19 @@ class WriteGuard:
         counting: Tensor = self._countable.view(0).set_(t)  # type: ignore[call-overload]
         return counting
 
-    def check(self, given: list[Tensor], before: list[int | None], outputs: list[Tensor]) -> None:
+    def check(self, inputs: list[Tensor], before: list[int | None], outputs: list[Tensor]) -> None:
         """Raise if `f` wrote into its input or an earlier output; copy outputs without a counter.
 
-        An inference tensor that `f` still refers to has no counter and could be written to later,
-        so it is replaced by a copy.
+        An inference tensor has no counter. If `f` still refers to one that it returned, `f` could
+        write into this output later, so a copy replaces the output.
 
         Args:
-            given: the input, as returned by `lend`.
+            inputs: the input, as `prepare_input` returned it.
             before: the versions of the input before the call.
             outputs: the outputs of `f`; no other list may refer to them. Copies replace outputs in
                 this list.
         """
-        if before != versions(given):
+        if before != versions(inputs):
             raise RuntimeError(_WROTE)
         for i, now in enumerate(versions(outputs)):
             if now is None and _has_other_references(outputs, i):
@@ -79,11 +79,11 @@ class WriteGuard:
                 continue
             t = outputs[i]
             try:
-                address, inputs = t.data_ptr(), [z.data_ptr() for z in given]
+                address, addresses = t.data_ptr(), [z.data_ptr() for z in inputs]
             except RuntimeError:  # a tensor of a function transform has no address
                 continue
-            if address in inputs:  # a view of the input, which was not written to
-                _check_alias(t, now, given[inputs.index(address)])
+            if address in addresses:  # a view of the input, into which `f` has not written
+                _check_alias(t, now, inputs[addresses.index(address)])
                 continue
             if address in self._outputs:
                 self._check_memory(t, now, address)
@@ -96,7 +96,7 @@ class WriteGuard:
         """Raise if the earlier output at this address is still used and may have changed."""
         reference, before = self._outputs[address]
         old = reference()
-        if old is not None:  # as long as it exists, its memory is not reused
+        if old is not None:  # as long as the tensor exists, torch does not reuse its memory
             _check_alias(t, now, old)
             if now != before:
                 raise RuntimeError(_WROTE)
@@ -109,10 +109,11 @@ def _check_alias(t: Tensor, now: int | None, old: Tensor) -> None:
 
 
 def _references(tensors: list[Tensor], i: int) -> int:
+    """Return Python's count of references to a tensor in a list."""
     return getrefcount(tensors[i])
 
 
-_LIST_ONLY = _references([torch.empty(0)], 0)  # of a tensor to which only a list refers
+_LIST_ONLY = _references([torch.empty(0)], 0)  # the count for a tensor to which only a list refers
 
 
 def _has_other_references(tensors: list[Tensor], i: int) -> bool:

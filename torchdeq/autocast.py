@@ -37,7 +37,7 @@ class AutocastState:
         block = torch.autocast(self._kind, dtype=self.dtype, cache_enabled=self._cache)
         if torch.is_grad_enabled():
             self._clear_cache()
-        elif torch.is_autocast_enabled(self._kind):  # not in a solve, which clears the cache itself
+        elif torch.is_autocast_enabled(self._kind):  # outside a solve: a solve clears the cache
             return self._clearing_cache(block)
         return block
 

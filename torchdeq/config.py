@@ -28,10 +28,10 @@ class DEQConfig:
     """The options of a DEQ.
 
     `DEQConfig(args)` reads a Namespace, a dict, another config or any object with attributes;
-    keywords win over it. Keywords and dicts must hold options only. An object belongs to the
-    program: of its attributes only those named like an option are read, and a near miss warns. The
-    config changes no object of the caller, and nothing changes a config: `with_options` returns
-    another one.
+    keywords win over `args`. Every keyword and every key of a dict must be an option. An object
+    belongs to the program: the config reads only the attributes that are named like an option, and
+    warns about a near miss. The config changes no object of the caller, and nothing changes a
+    config: `with_options` returns another one.
     """
 
     args: InitVar[Any] = None
@@ -47,21 +47,27 @@ class DEQConfig:
     )
     b_max_iter: int = option(40, "products with the Jacobian in the backward solve")
     f_tol: float = option(1e-3, "residual at which a sample of the forward solve has converged")
-    b_tol: float = option(1e-6, "the same for the backward solve, relative to the gradient")
+    b_tol: float = option(
+        1e-6, "residual at which the backward solve has converged, relative to the gradient"
+    )
     f_stop_mode: str = option("abs", "forward residual |f(z) - z|: abs, or rel to |f(z)|")
-    b_stop_mode: str = option("abs", "the same for the backward solve: abs or rel")
+    b_stop_mode: str = option("abs", "backward residual: abs or rel, as f_stop_mode")
     f_rtol: float | None = option(
         None, "instead of f_tol: converged at |f(z) - z| <= f_atol + f_rtol |f(z)|", parse=float
     )
-    f_atol: float | None = option(None, "the absolute part of that; each is 0 alone", parse=float)
-    b_rtol: float | None = option(None, "the same for the backward solve", parse=float)
-    b_atol: float | None = option(None, "the absolute part of that", parse=float)
-    f_stop_norm: str = option(
-        "l2", "norm of residuals: l2, or rms, by which a tolerance means the same at every size"
+    f_atol: float | None = option(
+        None, "the absolute part of the test of f_rtol; 0 if only f_rtol is set", parse=float
     )
-    f_check_every: int = option(1, "evaluations between two looks at the forward residuals")
-    b_check_every: int = option(1, "products between two looks at the backward residuals")
-    eval_factor: float = option(1.0, "evaluation may spend f_max_iter times this")
+    b_rtol: float | None = option(
+        None, "instead of b_tol: as f_rtol, for the backward solve", parse=float
+    )
+    b_atol: float | None = option(None, "the absolute part of the test of b_rtol", parse=float)
+    f_stop_norm: str = option(
+        "l2", "norm of residuals: l2, or rms, with which a tolerance means the same at every size"
+    )
+    f_check_every: int = option(1, "evaluations between two checks of the forward residuals")
+    b_check_every: int = option(1, "products between two checks of the backward residuals")
+    eval_factor: float = option(1.0, "the budget outside training is f_max_iter times this factor")
     eval_f_max_iter: int = option(0, "evaluations of f outside training; wins over eval_factor")
     f_solver_kwargs: dict[str, Any] = option(
         {}, "options of the forward solver, e.g. --f_opt m=10 tau=0.8", name="f_opt"
@@ -71,13 +77,13 @@ class DEQConfig:
     )
     on_failure: str = option(
         "auto",
-        "samples that do not converge: ignore, warn or raise; auto warns, but not about a forward "
-        "budget that is spent",
+        "what to do if samples do not converge: ignore, warn or raise; auto warns, but not about a "
+        "spent forward budget",
     )
     coupled: bool | str | None = option(
         None,
         "whether samples depend on each other: true (one system), false, adjoint (one system in "
-        "the backward pass only) or auto, which finds out in the backward pass",
+        "the backward pass only) or auto (a test in the backward pass)",
         parse=parse_coupling,
     )
 
@@ -85,13 +91,13 @@ class DEQConfig:
     norm_no_scale: bool = option(False, "fix the norm to norm_target_norm instead of learning it")
     norm_clip: bool = option(False, "only shrink weights: scale by at most norm_clip_value")
     norm_clip_value: float = option(1.0, "the largest factor a weight is scaled by")
-    norm_target_norm: float = option(1.0, "the norm that weights get if it is not learnt")
+    norm_target_norm: float = option(1.0, "the norm of weights if it is not learnt")
     sn_n_power_iters: int = option(1, "power iterations per step of the spectral norm's estimate")
 
     core: str = option("sliced", "how training states are sampled: sliced or indexing")
     backward: str = option("auto", "auto (by --ift and --grad), ift, phantom or reversible")
     ift: bool = option(False, "differentiate implicitly: exact, memory independent of steps")
-    hook_ift: bool = option(False, "the same: implicit differentiation always takes least memory")
+    hook_ift: bool = option(False, "the same as ift, which always takes the least memory")
     higher_order: bool = option(False, "make implicit gradients differentiable themselves")
     b_init: str = option("zeros", "start of the backward solve: zeros, or shine after broyden")
     n_states: int = option(1, "states returned in training, evenly spaced, for fp_correction")
@@ -103,17 +109,17 @@ class DEQConfig:
     sup_loc: list[int] = option([], "return the phantom gradient's states after these steps")
 
     jac_loss_weight: float = option(0.0, "weight of the Jacobian regularisation")
-    jac_loss_freq: float = option(0.0, "share of training steps that are regularised")
+    jac_loss_freq: float = option(0.0, "fraction of training steps that are regularised")
     jac_incremental: int = option(0, "raise jac_loss_weight by 0.1 after so many steps")
     sradius_mode: bool = option(False, "estimate the Jacobian's spectral radius in evaluation")
 
-    if TYPE_CHECKING:  # attributes that are no options: which were given, and a program's own
+    if TYPE_CHECKING:  # not options: the names that were set, and further values of the program
         _given: ClassVar[frozenset[str]]
         _keywords: ClassVar[frozenset[str]]
         _extra: ClassVar[dict[str, Any]]
 
     def __new__(cls, args: Any = None, **options: Any) -> Self:
-        # __init__ cannot see that a keyword was given if it equals its default.
+        # __init__ cannot tell whether a program passed a keyword if its value is the default.
         check_names(options, cls.names())
         self = super().__new__(cls)
         object.__setattr__(self, "_given", frozenset(options))
@@ -155,16 +161,16 @@ class DEQConfig:
 
     @property
     def extra(self) -> dict[str, Any]:
-        """The values of the program that are no options of the library."""
+        """Return the values of the program that are not options of the library."""
         return dict(self._extra)
 
     @property
     def given(self) -> frozenset[str]:
-        """The options that were given, rather than left at their defaults."""
+        """Return the names of the options that the program has set, even to their defaults."""
         return self._given
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the option `key` if it was given, else `default`; also for keys of the program."""
+        """Return the option or extra value `key` if the program has set it, else `default`."""
         key = current_name(key)
         if key in self._given:
             return getattr(self, key)
@@ -176,25 +182,27 @@ class DEQConfig:
 
     @property
     def implicit(self) -> bool:
-        """Whether the last state is differentiated implicitly."""
+        """Return whether the last state is differentiated implicitly."""
         return self.ift or self.hook_ift or self.backward == "ift"
 
     @property
     def budget_in_evaluation(self) -> int:
-        """Evaluations of f outside training."""
+        """Return the evaluations of `f` outside training."""
         return self.eval_f_max_iter or int(self.f_max_iter * self.eval_factor)
 
     @property
     def f_stop(self) -> StopRule:
-        """The stop rule of the forward solve."""
+        """Return the stop rule of the forward solve."""
         return self._stop("f")
 
     @property
     def b_stop(self) -> StopRule:
-        """The stop rule of the backward solve."""
+        """Return the stop rule of the backward solve."""
         return self._stop("b")
 
     def _stop(self, side: str) -> StopRule:
+        """Return the stop rule of the solve whose options begin with `side`, `"f"` or `"b"`."""
+
         def option(name: str) -> Any:
             return getattr(self, f"{side}_{name}")
 
@@ -205,12 +213,12 @@ class DEQConfig:
             max_iter=option("max_iter"),
             mode=option("stop_mode"),
             check_every=option("check_every"),
-            norm=self.f_stop_norm if side == "f" else "l2",  # backward, residuals are relative
+            norm=self.f_stop_norm if side == "f" else "l2",  # backward residuals are relative
             **({"tol": option("tol")} | test),
         )
 
     def _check(self) -> None:
-        """Raise for values that a later part would refuse without the name of the option."""
+        """Raise `ValueError` for values out of range, with the name of the option."""
         for name, value in (
             *(("f_max_iter", self.f_max_iter), ("b_max_iter", self.b_max_iter)),
             *(("f_tol", self.f_tol), ("b_tol", self.b_tol)),
@@ -256,46 +264,49 @@ class DEQConfig:
             require(value is None or 0 <= value < inf, f"{name} must be finite and >= 0", value)
         if all(value is None for value in joint.values()):
             return
-        # The Namespace of a command line holds every option, asked for or not.
-        asked = tol in self._keywords or getattr(self, tol) != self.defaults()[tol]
-        if asked and getattr(self, tol):
+        # The Namespace of a command line has every option, whether or not the user has set it.
+        is_set = tol in self._keywords or getattr(self, tol) != self.defaults()[tol]
+        if is_set and getattr(self, tol):
             raise ValueError(
                 f"{rtol} and {atol} are a stopping test instead of {tol}: drop {tol}="
-                f"{getattr(self, tol)}, or them"
+                f"{getattr(self, tol)}, or drop {rtol} and {atol}"
             )
         if getattr(self, mode) != "abs":
             raise ValueError(
-                f"{mode} says what {tol} is relative to; {rtol} is relative as it is: drop {mode}="
+                f"{mode} belongs to {tol}, and {rtol} is relative already: drop {mode}="
                 f"{getattr(self, mode)!r}"
             )
 
 
-# __new__ hides from tools what __init__ takes.
+# __new__ hides the parameters of __init__ from tools.
 DEQConfig.__signature__ = inspect.signature(DEQConfig.__init__)  # type: ignore[attr-defined]
 
 
 def read_config(
-    args: Any, options: Mapping[str, Any], also: Iterable[str] = (), open_ended: bool = False
+    args: Any,
+    options: Mapping[str, Any],
+    core_options: Iterable[str] = (),
+    open_ended: bool = False,
 ) -> DEQConfig:
-    """Return a config from what a program passes.
+    """Return a config from the options that a program passes.
 
     Args:
         args: the options of the program.
         options: keywords, which win over `args`.
-        also: options that a core adds to those of the library.
-        open_ended: whether the core takes any others too; a near miss of an option's name warns.
+        core_options: the names of options that a core adds to those of the library.
+        open_ended: whether the core takes any other keyword, too; a near miss of an option warns.
     """
-    names, also = DEQConfig.names(), set(also)
-    given, added = dict[str, Any](), dict[str, Any]()
-    keyed = dict(args) if isinstance(args, Mapping) else {}
-    for key, value in {**keyed, **options}.items():
+    names, core_options = DEQConfig.names(), set(core_options)
+    values, extra = dict[str, Any](), dict[str, Any]()
+    from_dict = dict(args) if isinstance(args, Mapping) else {}
+    for key, value in {**from_dict, **options}.items():
         current = current_name(key)
-        if current in names or not (key in also or key in WITHOUT_EFFECT or open_ended):
-            given[current] = value
+        if current in names or not (key in core_options or key in WITHOUT_EFFECT or open_ended):
+            values[current] = value
         elif key not in WITHOUT_EFFECT:
-            added[key] = value
+            extra[key] = value
     if open_ended:
-        warn_near_misses(added.keys() - also, set(names) - set(given))
-    config = DEQConfig(None if isinstance(args, Mapping) else args, **given)
-    object.__setattr__(config, "_extra", config._extra | added)
+        warn_near_misses(extra.keys() - core_options, set(names) - set(values))
+    config = DEQConfig(None if isinstance(args, Mapping) else args, **values)
+    object.__setattr__(config, "_extra", config._extra | extra)
     return config

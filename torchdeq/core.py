@@ -1,4 +1,4 @@
-"""DEQ modules under their published path."""
+"""Published import path of the DEQ modules."""
 
 from torchdeq.deq import DEQBase, DEQIndexing, DEQSliced, get_deq, register_deq, reset_deq
 from torchdeq.forward_pass import ForwardPass

@@ -26,15 +26,15 @@ Output = tuple[list[State], SolverStat]
 
 
 class DEQBase(LiveOptions):
-    """The base of every DEQ module: options, solvers, evaluation.
+    """The base class of DEQ modules (cores): options, solvers, evaluation.
 
-    A core of one's own derives from this and says in `train_states` which states training returns;
-    evaluation is the same for all. Options that its `__init__` adds as keywords can be passed to
-    `get_deq`.
+    A core defines in `train_states` which states training returns; evaluation is the same for all
+    cores. Keywords of the `__init__` of a core become options of `get_deq`.
 
-    Options are attributes too, and act from the next call on: `deq.f_max_iter = 60`,
-    `deq.tau = 0.5`. One that no call reads, such as `deq.norm_type`, raises `AttributeError`.
-    Evaluation has the budget `deq.eval_f_max_iter`, computed when the module is built.
+    Options are attributes, too, and act from the next call on: `deq.f_max_iter = 60`,
+    `deq.tau = 0.5`. Setting an option that no call reads, such as `deq.norm_type`, raises
+    `AttributeError`. Evaluation has the budget `deq.eval_f_max_iter`, which the module computes
+    when it is built.
 
     Args:
         args: options as a Namespace, dict, `DEQConfig` or object with attributes.
@@ -52,8 +52,8 @@ class DEQBase(LiveOptions):
         hooks = {"_compute_f_iter", "_solve_fixed_point"} & set(vars(cls))
         if hooks and not cls._own_attributes:
             raise TypeError(
-                f"{cls.__name__} overrides {', '.join(sorted(hooks))} of torchdeq 0.1.0, which "
-                "nothing calls any more: define train_states, or forward"
+                f"{cls.__name__} overrides {', '.join(sorted(hooks))} of torchdeq 0.1.0, which no "
+                "code calls in this version: define train_states, or forward"
             )
 
     @untraced
@@ -73,25 +73,26 @@ class DEQBase(LiveOptions):
         """Solve `z = func(z, *args)` from `z_init`.
 
         Args:
-            func: called with a tensor or dict state as it is, with a tuple or list state unpacked.
-            z_init: the start; a former fixed point, for reuse.
+            func: called as `func(z, *args)`, or `func(*z, *args)` for a tuple or list state.
+            z_init: the start, e.g. the fixed point of an earlier call.
             solver_kwargs: options of the forward solver for this call, `f_max_iter`, and
                 `return_final` for the last state instead of the best.
             sradius_mode: put the spectral radius of each sample's Jacobian into the statistics; in
                 evaluation only.
             backward_writer: called once per backward pass with the statistics of its solve.
             args: further arguments of `func`.
-            compact: finished samples leave the batch; every tensor in `args` must lead with it.
-            f_max_iter: budget of this call; sampled steps follow it.
-            has_aux: `func` returns `(z, aux)`; the `aux` of the last state comes back as a third
-                value, computed by one evaluation more.
+            compact: finished samples leave the batch; the first dimension of every tensor in `args`
+                must be the batch.
+            f_max_iter: the budget of this call, from which sampled steps are computed.
+            has_aux: `func` returns `(z, aux)`. One more evaluation, at the last state, computes the
+                `aux` that comes back as a third value.
             **published: names of torchdeq 0.1.0: `z_star` for `z_init`; `writer` and `best` have no
-                effect, as there.
+                effect, as in 0.1.0.
 
         Returns:
-            The states, each a tensor, dict or, for a tuple start, list of tensors, and the
-            statistics of the forward solve. In training these are the sampled states, the last
-            one the fixed point; in evaluation the fixed point alone.
+            A list of states, and the statistics of the forward solve. Training returns the sampled
+            states, the fixed point last; evaluation returns the fixed point alone. A tuple state
+            comes back as a list.
         """
         z0 = self._start(z_init, published)
         options = dict(solver_kwargs or {})
@@ -122,7 +123,7 @@ class DEQBase(LiveOptions):
         if z_init is None:
             z_init = published.pop("z_star", None)
         if z_init is None:
-            raise TypeError("a DEQ is called with a function and a start: z_init is missing")
+            raise TypeError("z_init is missing: call a DEQ with a function and a start, deq(f, z0)")
         if published:
             ignore_keywords(published, "the call of a DEQ", CALL_KEYWORDS, _KEYWORDS)
         if self._refused:
@@ -131,18 +132,20 @@ class DEQBase(LiveOptions):
 
     def _budget(self, f_max_iter: int | None, options: dict[str, Any]) -> int:
         """Return the budget of a call; remove it from the options of the solver."""
-        given = [b for b in (f_max_iter, options.pop("f_max_iter", None)) if b is not None]
-        budget = given[0] if given else self.f_max_iter if self.training else self.eval_f_max_iter
-        if len(given) > 1:
-            raise ValueError(f"f_max_iter must be given once, got {given}")
-        return whole_budget(budget)
+        default = self.f_max_iter if self.training else self.eval_f_max_iter
+        budgets = [b for b in (f_max_iter, options.pop("f_max_iter", None)) if b is not None]
+        if len(budgets) > 1:
+            raise ValueError(
+                f"pass f_max_iter once, as a keyword or in solver_kwargs: got both, {budgets}"
+            )
+        return whole_budget(budgets[0] if budgets else default)
 
     def train_states(self, call: ForwardPass, budget: int) -> Output:
-        """Return the states of training for a budget of evaluations, and the statistics."""
+        """Return the states that training returns for a budget of evaluations, and statistics."""
         raise NotImplementedError(f"{type(self).__name__} must define train_states, or forward")
 
 
-#: Keywords of a call, for suggestions.
+#: The keywords of a call, for suggestions.
 _KEYWORDS = [name for name in inspect.signature(DEQBase.forward).parameters if name != "published"][
     1:
 ]
@@ -168,10 +171,10 @@ class _SampledStates(DEQBase):
 
 @CORES.register("indexing")
 class DEQIndexing(_SampledStates):
-    """One solve; training samples states along it, each with a gradient of its own.
+    """A core with one solve, along which training samples states, each with its own gradient.
 
     `n_states=n` samples every `f_max_iter // n` evaluations, the last state at the end; otherwise
-    `indexing` names the evaluations, and the end is added unless it is the last of them.
+    `indexing` lists the evaluations, and the end of the solve is added unless it is last there.
     """
 
     def train_states(self, call: ForwardPass, budget: int) -> Output:
@@ -181,13 +184,14 @@ class DEQIndexing(_SampledStates):
         record = list(zip(steps, earlier, strict=False))
         if record and isinstance(last, IteratingBackward):
             raise ValueError(
-                "a reversible iteration gives its last state only: use core='sliced', or one state"
+                "a reversible iteration returns its last state only: use core='sliced', or one "
+                f"state, got {len(steps)} states"
             )
         solution = call.solve(call.z0, budget, last, record)
         return solution.states, solution.stats
 
     def sampled_steps(self, budget: int) -> list[int]:
-        """Return the evaluations after which a state is taken."""
+        """Return the numbers of evaluations after which training samples a state."""
         if self.config.n_states == 1:
             return [*self._indexed(budget), budget]
         n = self.config.n_states if budget else 1  # without a solve there is one state
@@ -196,10 +200,11 @@ class DEQIndexing(_SampledStates):
 
 @CORES.register("sliced")
 class DEQSliced(_SampledStates):
-    """Several solves in a row; each ends with its gradient steps, and the next starts from there.
+    """A core with several solves in a row, each with its own gradient steps at the end.
 
-    `n_states=n` makes `n` slices of `f_max_iter // n` evaluations; otherwise `indexing` names where
-    to cut. No gradient passes from one slice to the one before.
+    `n_states=n` makes `n` slices of `f_max_iter // n` evaluations; otherwise `indexing` lists the
+    evaluations after which a slice ends. Each slice starts from the last state of the slice before
+    it, without a gradient to that slice.
     """
 
     def train_states(self, call: ForwardPass, budget: int) -> Output:
@@ -215,7 +220,7 @@ class DEQSliced(_SampledStates):
         return states, solution.stats
 
     def slices(self, budget: int) -> list[int]:
-        """Return the evaluations of each solve."""
+        """Return the number of evaluations of each solve."""
         n = self.config.n_states
         if n > 1:
             return [budget // n] * n
@@ -233,33 +238,33 @@ def get_deq(args: Any = None, **options: Any) -> DEQBase:
         args: options as a Namespace, a dict, a `DEQConfig` or any object with attributes.
         **options: options that win over `args`.
     """
-    named = args.get("core") if isinstance(args, Mapping) else getattr(args, "core", None)
-    kind = CORES[options.get("core") or named or DEQConfig().core]
-    own, open_ended = own_options(kind)
-    config = read_config(args, options, own, open_ended)
-    added = {key: config.get(key) for key in own if key in config.extra}
-    return cast(DEQBase, kind(config, **added))
+    name = args.get("core") if isinstance(args, Mapping) else getattr(args, "core", None)
+    core = CORES[options.get("core") or name or DEQConfig().core]
+    names, open_ended = own_options(core)
+    config = read_config(args, options, names, open_ended)
+    added = {key: config.get(key) for key in names if key in config.extra}
+    return cast(DEQBase, core(config, **added))
 
 
 def register_deq(deq_type: str, core: type[nn.Module]) -> None:
-    """Register a core under a name; it is built as `core(config)`, with options that it adds."""
+    """Register a core under a name; `get_deq` builds it as `core(config)`, with its own options."""
     if not isinstance(core, type):
         raise TypeError(
-            "a core is a class that is built as core(config), derived from DEQBase with "
+            "a core must be a class that is called as core(config), e.g. derived from DEQBase with "
             f"train_states or forward: got {core!r}"
         )
     if issubclass(core, DEQBase) and not (
         core.train_states is not DEQBase.train_states or core.forward is not DEQBase.forward
     ):
         raise TypeError(
-            f"a core derived from DEQBase defines train_states, or forward: {core.__name__} has "
-            "neither"
+            f"a core derived from DEQBase must define train_states, or forward: {core.__name__} "
+            "has neither"
         )
     CORES.register(deq_type, core)
 
 
 def reset_deq(model: nn.Module) -> None:
-    """Compute normalised weights and draw dropout masks afresh, before a forward pass."""
+    """Compute normalised weights and discard dropout masks; call it before a forward pass."""
     reset_norm(model)
     reset_dropout(model)
 
@@ -268,7 +273,7 @@ def own_options(kind: type) -> tuple[list[str], bool]:
     """Return the options that a core adds to those of the library: keywords of its `__init__`.
 
     Returns:
-        Their names, and whether it takes any others as well.
+        The names of these options, and whether the core takes any other keyword, too.
     """
     library = {*DEQConfig.names(), "self", "args"}
     names, open_ended = [], False

@@ -49,7 +49,7 @@ class _VariationalDropoutNd(nn.Module):
 
     @property
     def mask(self) -> Tensor | None:
-        """The current mask, the latest one if there are several; None after a reset.
+        """Return the current mask, the latest one if there are several; None after a reset.
 
         An assigned tensor is used for every input to which it can expand, until the next reset.
         Assigning None is a reset.

@@ -1,4 +1,4 @@
-"""Reports about samples that did not converge: warnings, errors, and when to give which."""
+"""Reports about samples that did not converge: warnings, errors, and the policy that chooses."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _HINT = "allow more evaluations, loosen the tolerance, damp f or choose another 
 
 
 class ConvergenceWarning(UserWarning):
-    """Some samples of a fixed-point solve did not converge."""
+    """The warning about samples that did not converge."""
 
 
 class ConvergenceError(RuntimeError):
-    """Some samples did not converge, and the caller asked for `on_failure="raise"`."""
+    """The error about samples that did not converge, for `on_failure="raise"`."""
 
 
 def check_policy(on_failure: str) -> None:
@@ -39,9 +39,9 @@ def report_failures(stats: SolverStat, policy: str, solve: str) -> None:
 
     Args:
         stats: statistics of the solve.
-        policy: warn, raise, or auto. The latter warns, except about a forward solve that spends its
-            budget, or that returns a good state after which its residual grew.
-        solve: the name of the solve in the text; `BACKWARD` is the one that is no forward solve.
+        policy: `"warn"`, `"raise"` or `"auto"`. The last warns, except about a forward solve that
+            spends its budget, or that returns a good state after which its residual grew.
+        solve: the name of the solve in the text; every name but `BACKWARD` is a forward solve.
     """
     codes = [Status(code) for code in stats.status.tolist()]
     failed = sorted({code for code in codes if code.failed})

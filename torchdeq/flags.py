@@ -15,34 +15,35 @@ from torchdeq.config import DEQConfig
 def add_deq_args(parser: argparse._ActionsContainer) -> None:
     """Add every option to a parser, e.g. `--f_solver anderson --f_max_iter 30 --ift`.
 
-    The library looks names of solvers, norms, cores and backwards up when it uses them, so a name
-    registered after this call parses too. Pass the parsed arguments to `get_deq(args)`.
+    The library looks up the names of solvers, norms, cores and backwards only when it uses them, so
+    a name registered after this call parses, too. Pass the parsed arguments to `get_deq(args)`.
     """
     metadata = {f.name: f.metadata for f in fields(DEQConfig)}
     for name, value in DEQConfig.defaults().items():
         help, flag = metadata[name]["help"], metadata[name]["flag"].get("name", name)
-        how: dict[str, Any] = {"dest": name, "default": value}
+        settings: dict[str, Any] = {"dest": name, "default": value}
         names = [f"--{flag}", *(f"--{old}" for old, new in OLD_NAMES.items() if new == name)]
         if isinstance(value, bool):
-            how["action"] = "store_true"
+            settings["action"] = "store_true"
         elif isinstance(value, dict):
-            how |= {"nargs": "+", "action": _Assign, "metavar": "NAME=VALUE"}
+            settings |= {"nargs": "+", "action": _Assign, "metavar": "NAME=VALUE"}
         elif isinstance(value, list):
-            how |= {"nargs": "+", "type": int, "metavar": "N"}
+            settings |= {"nargs": "+", "type": int, "metavar": "N"}
             help += f" (default: {' '.join(map(str, value)) or 'none'})"
         elif value is None:
             parse = metadata[name]["parse"]
-            words = parse is not float
-            how |= {"type": parse, "metavar": "auto|true|false|adjoint" if words else "FLOAT"}
-            help += f" (default: {'auto' if words else 'none'})"
+            is_coupling = parse is not float  # `coupled` is the only such option that is no number
+            metavar = "auto|true|false|adjoint" if is_coupling else "FLOAT"
+            settings |= {"type": parse, "metavar": metavar}
+            help += f" (default: {'auto' if is_coupling else 'none'})"
         else:
-            how |= {"type": type(value), "metavar": type(value).__name__.upper()}
+            settings |= {"type": type(value), "metavar": type(value).__name__.upper()}
             help += f" (default: {value})"
-        parser.add_argument(*names, **how, help=help)
+        parser.add_argument(*names, **settings, help=help)
 
 
 class _Assign(argparse.Action):
-    """An action that collects `name=value` pairs in a dict; values are literals, or words."""
+    """An action that collects `name=value` pairs in a dict; a value that is no literal is text."""
 
     def __call__(
         self,

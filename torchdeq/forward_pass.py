@@ -1,4 +1,4 @@
-"""One call of a DEQ module: what a core may ask of it."""
+"""One call of a DEQ module: its arguments, and the solves that a core can make with them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torchdeq.stats import SolverStat
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """The arguments of one call of a DEQ, and the solves that a core can make with them."""
+    """One call of a DEQ module, as a core sees it."""
 
     func: Callable[..., State]
     z0: State
@@ -63,9 +63,12 @@ class ForwardPass:
         )
 
     def evaluate(self, budget: int) -> tuple[State, SolverStat]:
-        """Return the solver's own estimate; without a budget, the steps that training unrolls."""
+        """Return the estimate of the solver, or without a budget the state that training unrolls.
+
+        The statistics of the solve come second.
+        """
         (backward,) = self.backwards(1)
-        if isinstance(backward, Phantom):  # the last state, whichever of them training samples
+        if isinstance(backward, Phantom):  # without sup_gap and sup_loc: the last state only
             backward = Phantom(grad=backward.grad, tau=backward.tau)
         solution = self.solve(self.z0, budget, backward, keep_estimate=budget > 0)
         return solution.z, solution.stats

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -46,29 +46,31 @@ def fixed_point(
 ) -> FixedPoint[S]:
     r"""Solve $z^\star = f(z^\star)$ and attach the gradient of $z^\star$.
 
-    Gradients reach the parameters of modules in `f`, tensors it closes over and `args`. Whether
-    there is a graph follows the grad mode.
+    Gradients reach the parameters of modules in `f`, the tensors that `f` closes over, and `args`.
+    The result has a graph if the grad mode is on.
 
     Args:
         f: called as `f(z, *args)`, or `f(*z, *args)` for a tuple or list state.
         z0: the start. Its gradient is zero, except for a budget of 0 and reversible iterations.
         args: further arguments of `f`.
-        solver: Anderson acceleration if None. A reversible backward runs an iteration of its own.
-        backward: implicit differentiation by GMRES if None.
+        solver: the forward solver; Anderson acceleration if None. A reversible backward runs an
+            iteration of its own.
+        backward: the method of differentiation; implicit differentiation by GMRES if None.
         stop: budget and tolerance of the forward solve.
-        record: the state after so many evaluations is returned as well, each made differentiable
-            by a backward of its own.
-        compact: finished samples leave the batch; every tensor in `args` must lead with it.
-        on_failure: what to do about samples that did not converge: ignore, warn or raise; auto
-            warns unless the budget was merely spent.
-        keep_estimate: return the solver's own estimate, bit for bit, with the gradient of what the
-            backward pass attaches beside it; False returns the attached state itself.
+        record: pairs of a number of evaluations and a `Backward`. The state after that many
+            evaluations is returned as well, and that backward makes it differentiable.
+        compact: finished samples leave the batch; the first dimension of every tensor in `args`
+            must be the batch.
+        on_failure: how to report samples that did not converge: `"ignore"`, `"warn"`, `"raise"`, or
+            `"auto"`, which warns, but not about a spent budget.
+        keep_estimate: return the estimate of the solver, bit for bit, with the gradient of the
+            state that the backward pass attaches; False returns the attached state itself.
         coupled: True if samples depend on each other (nodes of a graph, steps of a chain, batch
             statistics): both solves take the batch as one system with one status. `"adjoint"`
-            solves sample by sample and differentiates as one system. None finds out by one product
-            in the backward pass; False says that they do not.
-        has_aux: `f` returns `(z, aux)`. The `aux` of the returned state comes back; it is computed
-            by one evaluation more, at that state, so gradients of `aux` are complete.
+            solves sample by sample and differentiates as one system. False if samples are
+            independent. None tests for dependence by one product in the backward pass.
+        has_aux: `f` returns `(z, aux)`. One more evaluation, at the returned state, computes the
+            `aux` that comes back, so gradients of `aux` are complete.
     """
     check_coupling(coupled, compact)
     packing = Packing(z0)
@@ -79,7 +81,7 @@ def fixed_point(
     request = _Request(
         packed, packing.pack(z0), solver, stop, tuple(record), compact, on_failure, keep_estimate
     )
-    states, stats = request.attached(backward)
+    states, stats = request.run(backward)
     shaped = [packing.rebuild(tensors) for tensors in states]
     return FixedPoint(shaped[-1], shaped, stats, aux_at(f, shaped[-1], args) if has_aux else None)
 
@@ -87,6 +89,7 @@ def fixed_point(
 def _check(
     backward: object, stop: object, record: Sequence[object], on_failure: str, keep_estimate: bool
 ) -> None:
+    """Raise for an argument of the wrong kind, and for options that exclude each other."""
     if not isinstance(backward, Backward):
         raise TypeError(
             f"backward must be a Backward such as Implicit() or Phantom(grad=5), got {backward!r}"
@@ -96,11 +99,14 @@ def _check(
     check_policy(on_failure)
     for item in record:
         if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], Backward)):
-            raise TypeError(f"record takes pairs of evaluations and a Backward, got {item!r}")
+            raise TypeError(f"record takes pairs (evaluations, Backward), got {item!r}")
         if isinstance(item[1], IteratingBackward):
-            raise ValueError("a reversible iteration cannot be attached to a recorded state")
+            raise ValueError(
+                "a reversible iteration cannot be attached to a recorded state: record it with "
+                f"Implicit() or Phantom(), got {item[1]!r}"
+            )
     if record and keep_estimate:
-        raise ValueError("keep_estimate returns one state: drop record")
+        raise ValueError("keep_estimate=True returns one state: drop it, or drop record")
 
 
 States = tuple[list[list[Tensor]], SolverStat]
@@ -108,7 +114,7 @@ States = tuple[list[list[Tensor]], SolverStat]
 
 @dataclass(frozen=True)
 class _Request:
-    """One call of `fixed_point`, packed: what to solve, how, and which states to return."""
+    """One call of `fixed_point` with its state packed."""
 
     f: PackedFn
     z0: Tensor  # (B, D), with its graph
@@ -121,27 +127,27 @@ class _Request:
 
     @property
     def rule(self) -> Solver[Any]:
+        """Return the forward solver: that of the caller, or the default."""
         return Anderson() if self.solver is None else self.solver
 
-    def attached(self, backward: Backward) -> States:
-        """Return differentiable states, the last of them the answer, and the statistics."""
+    def run(self, backward: Backward) -> States:
+        """Return differentiable states, the answer last, and the statistics."""
         if isinstance(backward, IteratingBackward):
-            return self._iterated(backward)
-        again = isinstance(backward, Implicit) and backward.higher_order and torch.is_grad_enabled()
-        if (again or transforms_active()) and self.compact:
+            return self._run_iteration(backward)
+        if (_is_higher_order(backward) or transforms_active()) and self.compact:
             raise ValueError(
                 "compact=True cannot be combined with higher_order=True, torch.func transforms or "
                 "forward mode: they need the whole batch again in the backward pass"
             )
-        path = self._transformed if transforms_active() else self._solved
-        states, stats = path(backward)
+        solve = self._solve_in_transform if transforms_active() else self._solve
+        states, stats = solve(backward)
         unrolled = not self.stop.max_iter and not isinstance(backward, Implicit)
         if torch.is_grad_enabled() and not unrolled:
             start = self.f.packing.split(self.z0)
             states = [with_zero_gradient_to(start, tensors) for tensors in states]
         return states, stats
 
-    def _solved(self, backward: Backward) -> States:
+    def _solve(self, backward: Backward) -> States:
         """Solve without a graph, then attach one at the solved states."""
         f = self.f
         shine = isinstance(backward, Implicit) and backward.init == "shine"
@@ -158,27 +164,28 @@ class _Request:
             states += _attach(method, f, z_k)
         if isinstance(backward, Implicit):
             backward = backward.with_memory(outcome.memory)
-        # With nothing solved, the start keeps its graph: backpropagation through time reaches it.
+        # Without a solve, the start keeps its graph: backpropagation through time reaches it.
         z = outcome.z if self.stop.max_iter else self.z0
         if not self.keep_estimate:
             return [*states, *_attach(backward, f, z)], stats
         estimate = f.packing.split(z.detach())
         try:
             attached = _attach(backward, f, z)[-1]
-        except NoGraph:  # nothing to differentiate: the estimate is all that was asked for
+        except NoGraph:  # nothing to differentiate: return the estimate alone
             return [estimate], stats
         return [with_gradient_of(estimate, attached)], stats
 
     def _check_shine(self) -> None:
+        """Raise unless the forward solve leaves the inverse Jacobian that `init='shine'` needs."""
         if not isinstance(self.rule, Broyden) or self.compact or self.f.coupled is True:
             raise ValueError(
-                "init='shine' reuses the inverse Jacobian of the forward solve: that must be "
-                f"Broyden's on the whole batch, got {type(self.rule).__name__} with "
+                "init='shine' reuses the inverse Jacobian of the forward solve, which must be "
+                f"Broyden's on the whole batch: got {type(self.rule).__name__} with "
                 f"compact={self.compact}, coupled={self.f.coupled}"
             )
 
-    def _iterated(self, backward: IteratingBackward) -> States:
-        """Run an iteration that is its own solver."""
+    def _run_iteration(self, backward: IteratingBackward) -> States:
+        """Run a backward that iterates itself, in the place of a solve."""
         if self.solver not in (None, FixedPointIter()):
             raise ValueError(
                 "a reversible backward runs its own damped iteration: the solver must be "
@@ -194,15 +201,15 @@ class _Request:
             report_failures(stats, self.on_failure, "the reversible iteration")
         return states, stats
 
-    def _transformed(self, backward: Backward) -> States:
-        """Solve inside a function transform: everything that `f` uses becomes an input."""
+    def _solve_in_transform(self, backward: Backward) -> States:
+        """Solve inside a function transform: every tensor that `f` uses becomes an input."""
         f, start = self.f, self.z0.detach()
         states: list[list[Tensor]] = []
         inputs = rehearse(f, start)
-        # A function transform cannot look into a solve: each sampled state has one of its own.
+        # A function transform cannot look into a solve: each recorded state has its own solve.
         for k, method in (*self.record, (self.stop.max_iter, backward)):
             z, stats, inputs = solve_with_all_inputs(
-                f, start, self._row_solve(k), method, inputs, self.keep_estimate
+                f, start, self._row_solver(k), method, inputs, self.keep_estimate
             )
             if isinstance(method, Implicit):
                 states.append(f.packing.split(z.clone()))  # the caller may write into it
@@ -212,13 +219,19 @@ class _Request:
             states = [with_gradient_of(f.packing.split(z.detach()), states[-1])]
         return states, stats
 
-    def _row_solve(self, max_iter: int) -> Callable[[Map, Tensor], FixedPoint[Tensor]]:
+    def _row_solver(self, max_iter: int) -> Callable[[Map, Tensor], FixedPoint[Tensor]]:
+        """Return a function that solves for the fixed point of a map of rows."""
         stop = replace(self.stop, max_iter=max_iter)
         return lambda f, rows: solve(f, rows, self.rule, stop, on_failure=self.on_failure)
 
 
 def _attach(backward: Backward, f: PackedFn, z: Tensor) -> list[list[Tensor]]:
-    """Return differentiable states that grow from a solved one."""
-    if isinstance(backward, Implicit) and backward.higher_order and torch.is_grad_enabled():
+    """Return differentiable states that start from a solved one."""
+    if _is_higher_order(backward):
         return [attach_exactly(backward, f, z)]
     return backward.attach(f, z)
+
+
+def _is_higher_order(backward: Backward) -> TypeGuard[Implicit]:
+    """Return whether a backward makes gradients that can be differentiated again."""
+    return isinstance(backward, Implicit) and backward.higher_order and torch.is_grad_enabled()

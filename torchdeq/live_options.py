@@ -18,7 +18,7 @@ from torchdeq.config import DEQConfig
 from torchdeq.grad import make_adjoint_solver, make_backwards
 from torchdeq.solver import SOLVERS, Solver, make_solver
 
-#: Options that a call of a module does not read, and who reads them instead.
+#: Options that a call of a module does not read, each with the reason.
 _ELSEWHERE = {
     "core": "it is the class of the module",
     **{name: "norms are applied to a model by apply_norm" for name in DEQConfig.names()
@@ -44,8 +44,8 @@ class LiveOptions(nn.Module):
     b_stop_mode: str
     eval_f_max_iter: int
 
-    #: Whether option names that raise may still be attributes: a core with a `forward` of its own
-    #: reads its own attributes, whatever they are called.
+    #: Whether a value that is not valid for an option may still be an attribute of its name: a core
+    #: with a `forward` of its own reads its own attributes, whatever their names are.
     _own_attributes = False
 
     def __init__(self, config: DEQConfig) -> None:
@@ -58,7 +58,7 @@ class LiveOptions(nn.Module):
 
     @property
     def config(self) -> DEQConfig:
-        """The options as they are now."""
+        """Return the current options."""
         return self._now
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -97,7 +97,7 @@ class LiveOptions(nn.Module):
             self.__dict__["eval_f_max_iter"] = int(self._now.f_max_iter * self._now.eval_factor)
 
     def _checked(self, config: DEQConfig) -> DEQConfig:
-        """Return `config`; raise for names and options that no call could use."""
+        """Return `config`; raise for names and values that no call could use."""
         make_solver(config.f_solver, config.f_solver_kwargs)
         make_adjoint_solver(config.b_solver, config.b_solver_kwargs)
         make_backwards(config, len(config.grad))
@@ -110,7 +110,7 @@ class LiveOptions(nn.Module):
 
     @property
     def f_solver(self) -> SolverFunction:
-        """The forward solver as a function; a name or another function may be assigned."""
+        """Return the forward solver as a function; a program may assign a name or a function."""
         return self._own_solver or get_solver(self._now.f_solver)
 
     @f_solver.setter
@@ -125,17 +125,17 @@ class LiveOptions(nn.Module):
 
     @property
     def b_solver(self) -> SolverFunction | str:
-        """The backward solver as a function, or the name of a linear one.
+        """Return the backward solver as a function, or the name of a linear solver.
 
-        A name may be assigned, or the function of a registered solver.
+        A program may assign a name, or the function of a registered solver.
         """
         name = self._now.b_solver
         return get_solver(name) if name in SOLVERS else name
 
     @b_solver.setter
     def b_solver(self, solver: str | SolverFunction) -> None:
-        named = (key for key in SOLVERS if get_solver(key) is solver)
-        name = solver if isinstance(solver, str) else next(named, None)
+        keys = (key for key in SOLVERS if get_solver(key) is solver)
+        name = solver if isinstance(solver, str) else next(keys, None)
         if name is None:
             raise TypeError(
                 f"b_solver must be the name of a solver or a registered function, got {solver!r}: "
@@ -144,16 +144,16 @@ class LiveOptions(nn.Module):
         self._set_option("b_solver", name)
 
     def make_solver(self, options: Mapping[str, Any]) -> Solver[Any]:
-        """Return the forward solver with options of one call.
+        """Return the forward solver with the options of one call.
 
-        An option that another solver of torchdeq 0.1.0 has is ignored with a note, as there; any
-        other unknown one is an error.
+        An option of another solver of torchdeq 0.1.0 has no effect, as in 0.1.0, and a note says
+        so; any other unknown option is an error.
         """
         for name in ("tol", "max_iter", "stop_mode"):
             if name in options or name in self._now.f_solver_kwargs:
                 raise TypeError(
-                    f"{name!r} is not an option of a solver: set f_{name} when the module is made, "
-                    f"or on it, as in deq.f_{name} = ..."
+                    f"{name!r} is not an option of a solver: pass f_{name} to get_deq, or set it "
+                    f"on the module, deq.f_{name} = ..."
                 )
         if self._own_solver is not None:
             return function_solver(self._own_solver, {**self._now.f_solver_kwargs, **options})
@@ -166,7 +166,7 @@ class LiveOptions(nn.Module):
 
 
 def whole_budget(budget: Any) -> int:
-    """Return a budget of evaluations as an integer; raise `ValueError` if it is none."""
+    """Return a budget of evaluations as an integer; raise `ValueError` unless it is whole, >= 0."""
     number = float(budget) if isinstance(budget, Real) else -1.0
     if not (number.is_integer() and number >= 0):
         raise ValueError(f"a budget of evaluations must be a whole number >= 0, got {budget!r}")

@@ -100,9 +100,9 @@ class ModuleState:
         if detached:
             parameters = [s._replace(value=s.value.detach()) for s in parameters]
         copied = statistics == "copied"
-        own = [s._replace(value=s.value.clone() if copied else None) for s in self._statistics]
+        copies = [s._replace(value=s.value.clone() if copied else None) for s in self._statistics]
         buffers = [(t, t.clone()) for t in self._scripted]
-        block = _exchange(_with(replaced, (*parameters, *self._others)), own)
+        block = _exchange(_with_replacements(replaced, (*parameters, *self._others)), copies)
         try:
             yield
         finally:
@@ -113,16 +113,18 @@ class ModuleState:
 
     @contextmanager
     def exchanged(self, replaced: dict[int, Tensor]) -> Iterator[None]:
-        """Return a block in which only these tensors are replaced, by `id`, in the modules."""
-        slots = (*self._parameters, *self._others)
-        block = _exchange(_with(replaced, tuple(s for s in slots if id(s.value) in replaced)), [])
+        """Return a block in which the modules have other tensors in the place of some, by `id`."""
+        slots = (s for s in (*self._parameters, *self._others) if id(s.value) in replaced)
+        block = _exchange(_with_replacements(replaced, tuple(slots)), [])
         try:
             yield
         finally:
             _put_back(block)
 
 
-def _with(replaced: dict[int, Tensor] | None, slots: tuple[_Slot, ...]) -> tuple[_Slot, ...]:
+def _with_replacements(
+    replaced: dict[int, Tensor] | None, slots: tuple[_Slot, ...]
+) -> tuple[_Slot, ...]:
     """Return the slots with replaced values, by `id`."""
     if not replaced:
         return slots
@@ -149,7 +151,7 @@ _last_block = 0
 
 
 def _exchange(snapshot: tuple[_Slot, ...], statistics: list[_Slot]) -> _Block:
-    """Open a block: set the entries that differ from the snapshot, and those of the statistics."""
+    """Open a block: set the entries that differ from the snapshot, and those in `statistics`."""
     global _last_block
     with _LOCK:
         changed = [s for s in snapshot if s.current is not s.value or s.key in _OPEN]
@@ -179,6 +181,7 @@ def _put_back(block: _Block) -> None:
 
 
 def _slots(tensors: dict[str, Any]) -> list[_Slot]:
+    """Return a slot for each entry that is not None, with its current tensor."""
     return [_Slot(tensors, name, t) for name, t in tensors.items() if t is not None]
 
 

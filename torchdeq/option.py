@@ -1,4 +1,4 @@
-"""Options one by one: fields with help texts, names, values in the type of an option."""
+"""One option: its field with a help text, the check of its name, the conversion of its value."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ def option(default: Any, help: str, parse: Any = None, **flag: Any) -> Any:
     """Return a dataclass field for an option.
 
     Args:
-        default: its type is the type of the option, unless it is None.
-        help: for the command line and the documentation.
-        parse: returns a value or raises `ValueError`, for options whose default is None.
-        **flag: overrides what the command line makes of the field.
+        default: the default value. Its type is the type of the option, unless it is None.
+        help: the text for the command line and the documentation.
+        parse: for an option whose default is None, a function that returns the value or raises
+            `ValueError`.
+        **flag: settings of the command-line flag: `name`, if the flag has another name.
     """
     metadata = {"help": help, "flag": flag, "parse": parse}
     if isinstance(default, (list, dict)):
@@ -32,13 +33,13 @@ def option(default: Any, help: str, parse: Any = None, **flag: Any) -> Any:
 
 
 def convert(name: str, value: Any, default: Any, parse: Any = None) -> Any:
-    """Return a value in the type of the option; raise `TypeError` with the name of the option.
+    """Return a value in the type of its option; raise a `TypeError` that names the option.
 
     Args:
         name: the name of the option.
-        value: what a program gave.
-        default: of the option, which has its type.
-        parse: for an option whose default is None.
+        value: the value that a program passed.
+        default: the default of the option, which determines the type.
+        parse: the parser of an option whose default is None.
     """
     if parse is float:
         return None if value is None else _number(name, value)
@@ -50,8 +51,8 @@ def convert(name: str, value: Any, default: Any, parse: Any = None) -> Any:
     if isinstance(default, list):
         if value is None:
             return []
-        many = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
-        return [_whole(name, item) for item in (value if many else [value])]
+        is_list = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
+        return [_whole(name, item) for item in (value if is_list else [value])]
     if isinstance(default, dict):
         if isinstance(value, Mapping):
             return dict(value)
@@ -68,14 +69,16 @@ def convert(name: str, value: Any, default: Any, parse: Any = None) -> Any:
 
 
 def _number(name: str, value: Any) -> float:
+    """Return a number as a float; raise `TypeError` for anything else."""
     if isinstance(value, bool) or not isinstance(value, Real):  # numpy's numbers are Real too
         raise TypeError(f"{name} must be a number, got {value!r}")
     return float(value)
 
 
 def _whole(name: str, value: Any) -> int:
+    """Return a whole number as an integer; raise `TypeError` for anything else."""
     number = _number(name, value)
-    if not number.is_integer():  # nor are NaN and infinity
+    if not number.is_integer():  # False for NaN and infinity, too
         raise TypeError(f"{name} must be a whole number, got {value!r}")
     return int(number)
 
@@ -93,11 +96,11 @@ def require_choice(name: str, value: str, choices: Iterable[str]) -> None:
 
 
 def read_options(args: Any, names: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options in `args`, and the other values that an object of a program holds.
+    """Return the options in `args`, and the other attributes of `args` if it is an object.
 
     Args:
         args: a Namespace, a dict, an object with attributes, or None.
-        names: of all options.
+        names: the names of all options.
     """
     if args is None:
         return {}, {}
@@ -107,26 +110,26 @@ def read_options(args: Any, names: list[str]) -> tuple[dict[str, Any], dict[str,
         return options, {}
     if isinstance(args, (str, bytes, int, float, list, tuple)):
         raise TypeError(
-            "options come as a Namespace, a dict, a DEQConfig or an object with attributes, got "
+            "args must be a Namespace, a dict, a DEQConfig or an object with attributes, got "
             f"{type(args).__name__}"
         )
-    own = dict(getattr(args, "__dict__", {}))
-    options = {OLD_NAMES[name]: value for name, value in own.items() if name in OLD_NAMES}
+    attributes = dict(getattr(args, "__dict__", {}))
+    options = {OLD_NAMES[name]: value for name, value in attributes.items() if name in OLD_NAMES}
     options |= {name: getattr(args, name) for name in names if hasattr(args, name)}
-    extra = {k: v for k, v in own.items() if k not in options and k not in OLD_NAMES}
+    extra = {k: v for k, v in attributes.items() if k not in options and k not in OLD_NAMES}
     warn_near_misses(extra, set(names) - set(options))
     return options, extra
 
 
 def check_names(options: Mapping[str, Any], names: list[str]) -> None:
-    """Raise `TypeError` with a suggestion for a name that is no option."""
+    """Raise `TypeError` with a suggestion for a name that is not an option."""
     for key in options:
         if key not in names:
             raise TypeError(f"unknown option {key!r}{suggest(key, names)}")
 
 
 def warn_near_misses(keys: Iterable[str], names: set[str]) -> None:
-    """Warn about keys of a program that look like a misspelt option."""
+    """Warn about each key of a program that looks like a misspelt option."""
     for key in keys:
         near = difflib.get_close_matches(key, names, n=1, cutoff=_NEAR)
         if near and key not in WITHOUT_EFFECT:

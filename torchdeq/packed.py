@@ -1,4 +1,4 @@
-"""`f` on the packed matrix: views in, checks and at most one copy out."""
+"""`f` on the packed matrix: views of the input, checks and at most one copy of the output."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from torchdeq.pytree import State, take_rows
 class PackedFn:
     """A map of states as a function of their packed matrix, which checks what the map returns.
 
-    A tuple or list state is unpacked, `f(*z, *args)`; a tensor or dict state is `f(z, *args)`. The
-    map runs in the autocast mode in force when this was made; `eps` is the machine epsilon of the
-    coarsest precision it may compute in.
+    The map is called as `f(*z, *args)` for a tuple or list state, and as `f(z, *args)` for a tensor
+    or dict state. It runs in the autocast mode that was in force when the `PackedFn` was created;
+    `eps` is the machine epsilon of the coarsest precision in which it may compute.
 
     Args:
         packing: the layout of the state.
@@ -48,7 +48,7 @@ class PackedFn:
         if self.autocast.dtype is not None:
             self.eps = max(self.eps, torch.finfo(self.autocast.dtype).eps)
         self._guard = WriteGuard()
-        self._bare = isinstance(packing.template, Leaf)  # a tensor, not in any container
+        self._bare = isinstance(packing.template, Leaf)  # one tensor without a container
         self._unpacks = isinstance(packing.template, (tuple, list))
 
     def __call__(self, z: Tensor, into: Tensor | None = None) -> Tensor:
@@ -65,22 +65,21 @@ class PackedFn:
 
     def on_tensors(self, tensors: list[Tensor]) -> list[Tensor]:
         """Return f(z) as the tensors of the state, from the tensors of the state."""
-        given = self._guard.lend(tensors)
-        before = versions(given)
-        outputs = self._outputs(given)
-        self._guard.check(given, before, outputs)
+        inputs = self._guard.prepare_input(tensors)
+        before = versions(inputs)
+        outputs = self._outputs(inputs)
+        self._guard.check(inputs, before, outputs)
         return outputs
 
     def jvp(self, z: Tensor, v: Tensor) -> Tensor:
         """Return the Jacobian at `z` times `v`, by the map's own `jvp(z, v)` or by forward mode."""
-        own = (
-            getattr(self.f, "jvp", None) if self._bare and self.packing.leaves[0].dim == 2 else None
-        )
-        product: Tensor = own(z, v) if own else torch.func.jvp(self, (z,), (v,))[1]
+        is_matrix = self._bare and self.packing.leaves[0].dim == 2
+        jvp = getattr(self.f, "jvp", None) if is_matrix else None
+        product: Tensor = jvp(z, v) if jvp else torch.func.jvp(self, (z,), (v,))[1]
         return product
 
     def take(self, rows: Tensor) -> PackedFn:
-        """Return the function for some of the samples: every tensor among `args` is indexed."""
+        """Return the function for some of the samples, with the rows of these samples in `args`."""
         part = copy(self)
         part.args = take_rows(self.args, rows)
         return part
@@ -92,6 +91,7 @@ class PackedFn:
         return joint
 
     def _outputs(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Call `f` in its autocast mode; return its tensors, checked."""
         if self.autocast.enabled:
             with self.autocast.restored():
                 out = self._call(tensors)
@@ -103,13 +103,14 @@ class PackedFn:
         return self._checked(out, first.shape[0] if first.dim() else 1)
 
     def _call(self, tensors: list[Tensor]) -> State:
+        """Return what `f` returns, unchecked."""
         if self._bare:
             return self.f(tensors[0], *self.args)
         state = self.packing.rebuild(tensors)
         return self.f(*state, *self.args) if self._unpacks else self.f(state, *self.args)
 
     def _checked(self, out: State, batch: int) -> list[Tensor]:
-        """Return the tensors that `f` returned, in the order and the dtype of the state."""
+        """Return the tensors in the output of `f`, in the order and the dtype of the state."""
         packing = self.packing
         tensors = list(_matching(packing.template, out, "f's output"))
         expected = [(batch, *leaf.shape) if leaf.dim else () for leaf in packing.leaves]
@@ -121,9 +122,9 @@ class PackedFn:
         return [self._cast(t, leaf.path) for t, leaf in zip(tensors, packing.leaves, strict=True)]
 
     def _cast(self, t: Tensor, path: str) -> Tensor:
-        """Return one tensor that `f` returned in the dtype of the state, or raise."""
+        """Return a tensor in the output of `f`, cast to the dtype of the state, or raise."""
         packing = self.packing
-        check_block(t, f"what f returned{path}")
+        check_block(t, f"the output of f{path}")
         if t.device != packing.device:
             raise ValueError(
                 f"f must keep the device of the state: got {t.device}{path}, "
@@ -141,12 +142,12 @@ class PackedFn:
 
 
 def without_aux(f: Callable[..., Any]) -> Callable[..., State]:
-    """Return the map `z` alone of an `f` that returns `(z, aux)`."""
+    """Return a map that drops the `aux` of an `f` that returns `(z, aux)`."""
 
-    def main(*inputs: Any) -> State:
+    def first(*inputs: Any) -> State:
         return _pair(f(*inputs))[0]
 
-    return main
+    return first
 
 
 def aux_at(f: Callable[..., Any], z: State, args: tuple[Any, ...]) -> Any:
@@ -156,6 +157,7 @@ def aux_at(f: Callable[..., Any], z: State, args: tuple[Any, ...]) -> Any:
 
 
 def _pair(out: Any) -> tuple[State, Any]:
+    """Return the output of `f` if it is a pair `(z, aux)`; raise `TypeError` if not."""
     if not (isinstance(out, tuple) and len(out) == 2):
         got = f"{len(out)} items" if isinstance(out, tuple) else type(out).__name__
         raise TypeError(f"with has_aux=True f must return a pair (z, aux): got {got}")
@@ -163,9 +165,9 @@ def _pair(out: Any) -> tuple[State, Any]:
 
 
 def _same_kind(out: State, z: Tensor) -> bool:
-    """Return whether `f` returned a tensor just like its input: the common case, tested fast.
+    """Return whether `f` returned a tensor just like its input, by a fast test of the common case.
 
-    `PackedFn._checked` looks closely at everything else, and explains what is wrong.
+    `PackedFn._checked` examines every other output and explains what is wrong.
     """
     return (
         type(out) is Tensor
@@ -198,4 +200,5 @@ def _matching(template: State, out: State, path: str) -> Iterator[Tensor]:
 
 
 def _show(shapes: list[tuple[int, ...]]) -> str:
+    """Return shapes as text for a message; one shape appears without the list around it."""
     return str(shapes[0]) if len(shapes) == 1 else str(shapes)

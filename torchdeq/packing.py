@@ -23,13 +23,14 @@ class Leaf:
     """The place of one tensor of the state in the rows of the matrix."""
 
     path: str
-    dim: int  # of the tensor, batch included; 0 for a single number
-    shape: tuple[int, ...]  # of one sample, as f sees it
-    size: int
+    dim: int  # dimensions of the tensor, with the batch; 0 for a single number
+    shape: tuple[int, ...]  # the shape of one sample, as f sees it
+    size: int  # numbers per sample
     order: tuple[int, ...] | None  # dimensions in the order of memory; None if not permuted
 
     @classmethod
     def of(cls, path: str, t: Tensor) -> Leaf:
+        """Return the leaf of a tensor at a path of the state."""
         shape = tuple(t.shape[1:])
         return cls(path, t.dim(), shape, prod(shape), _channels_last(t))
 
@@ -104,7 +105,7 @@ class Packing:
         return _rebuild(self.template, iter(tensors))
 
     def join(self, tensors: list[Tensor], into: Tensor | None = None) -> Tensor:
-        """Return the tensors as a matrix; `into` is a buffer that receives it."""
+        """Return the tensors as a matrix; `into` is a buffer for the matrix."""
         if self.joint:
             into = None if into is None else into.view(self.batch, -1)
             return self._join(tensors, into).reshape(1, -1)
@@ -125,7 +126,7 @@ class Packing:
             z = z.view(self.batch, -1)
         if len(self.leaves) == 1:
             return [self.leaves[0].from_rows(z)]
-        # Not split(): autograd forbids to write into one of several views made at once.
+        # Not split(): autograd forbids writing into one of several views created at once.
         parts = (z.narrow(1, at, size) for at, size in zip(self._offsets, self.sizes, strict=True))
         return [leaf.from_rows(rows) for leaf, rows in zip(self.leaves, parts, strict=True)]
 
@@ -203,7 +204,7 @@ def _channels_last(t: Tensor) -> tuple[int, ...] | None:
     try:
         if not t.is_contiguous(memory_format=formats[t.dim()]):
             return None
-    except RuntimeError:  # a slice of vmap does not say
+    except RuntimeError:  # vmap cannot tell for a slice
         return None
     return (0, *range(2, t.dim()), 1)
 

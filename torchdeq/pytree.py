@@ -25,12 +25,12 @@ def walk(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def map_children(tree: Any, fn: Callable[[Any], Any]) -> Any:
-    """Return a container of the same type with `fn` applied to its children; return a leaf."""
+    """Return a container of the same type with `fn` applied to its children, or the leaf itself."""
     if isinstance(tree, Mapping):
-        same = copy(tree)  # keeps what the type holds beside its items, e.g. a default factory
+        mapped = copy(tree)  # keeps what the type stores beside its items, e.g. a default factory
         for key, child in tree.items():
-            same[key] = fn(child)  # type: ignore[index]
-        return same
+            mapped[key] = fn(child)  # type: ignore[index]
+        return mapped
     if isinstance(tree, (tuple, list)):
         children = [fn(child) for child in tree]
         return type(tree)(*children) if hasattr(tree, "_fields") else type(tree)(children)
@@ -50,13 +50,14 @@ def take_rows(tree: Any, rows: Tensor) -> Any:
 
 
 def check_batched(args: tuple[Any, ...], batch: int) -> None:
-    """Raise `ValueError` unless every tensor among `args` leads with the batch.
+    """Raise `ValueError` unless the first dimension of every tensor in `args` is the batch.
 
-    Compaction drops samples, so it must be able to drop their rows of every argument.
+    Compaction drops samples, so it must be able to drop the rows of a sample from every argument.
     """
     for path, leaf in walk(args):
         if isinstance(leaf, Tensor) and (leaf.dim() == 0 or leaf.shape[0] != batch):
             raise ValueError(
-                f"compact=True needs every tensor in args to lead with the batch of {batch}: got "
-                f"shape {tuple(leaf.shape)} at args{path}; let f close over what is not per sample"
+                f"compact=True needs the batch of {batch} as the first dimension of every tensor "
+                f"in args: got shape {tuple(leaf.shape)} at args{path}; let f close over a tensor "
+                "without a batch"
             )

@@ -16,19 +16,20 @@ class Randomness:
         self._states = self._current()
 
     def _current(self) -> list[torch.Tensor]:
+        """Return the state of each generator now."""
         states = [torch.get_rng_state()]
         if self._device.type != "cpu":
             states.append(torch.get_device_module(self._device).get_rng_state(self._device))
         return states
 
     @property
-    def used(self) -> bool:
-        """Whether random numbers have been drawn since the snapshot."""
+    def advanced(self) -> bool:
+        """Return whether a generator has drawn random numbers since the snapshot."""
         return not all(map(torch.equal, self._states, self._current()))
 
     @contextmanager
     def replayed(self) -> Iterator[None]:
-        """Return a block that starts from the snapshot; the current state is restored after it."""
+        """Return a block that starts from the snapshot and ends with the current state again."""
         current = self._current()
         self._set(self._states)
         try:

@@ -30,8 +30,8 @@ def build(
 
     Args:
         kind: the dataclass.
-        what: its name in errors.
-        options: values of its fields, by name or alias.
+        what: the name of the dataclass in errors.
+        options: values of the fields, by name or alias.
         aliases: the field names, by alias.
     """
     if not is_dataclass(kind):
@@ -55,9 +55,9 @@ def check_class(kind: object, base: type, what: str, needs: str, complete: bool 
     Args:
         kind: the class that a program registers.
         base: the class that it must derive from.
-        what: its name in the error.
-        needs: the methods that it must define, in words.
-        complete: whether it defines these methods.
+        what: the name of the class in the error.
+        needs: the methods that the class must define, in words.
+        complete: whether the class defines these methods.
     """
     if not (isinstance(kind, type) and issubclass(kind, base)):
         problem = f"{kind!r} is not derived from {base.__name__}"

@@ -14,12 +14,12 @@ class FixedPoint(Generic[S]):
     """A solved fixed point; the type parameter is the type of the start.
 
     Args:
-        z: the state, in the structure of the start. `fixed_point` makes it differentiable, `solve`
-            does not.
-        states: of `solve`, the recorded states, as many as were asked for; of `fixed_point`, all
-            states that the backward pass returns, the last of them `z`.
+        z: the state, in the structure of the start. From `fixed_point` it is differentiable, from
+            `solve` it is not.
+        states: from `solve`, the recorded states, one for each entry of `record`; from
+            `fixed_point`, all states that the backward pass returns, `z` last.
         stats: residuals, steps and status of every sample.
-        aux: with `has_aux`, what `f` returns beside its image at `z`.
+        aux: with `has_aux`, the second value that `f` returns at `z`.
     """
 
     z: S

@@ -15,7 +15,7 @@ from torchdeq.trace import Trace, summarise
 
 
 def _computing_first(name: str) -> Any:
-    """Return the method of `dict` of that name, preceded by computing the statistics."""
+    """Return the `dict` method of that name, changed so that it computes the statistics first."""
     method = getattr(dict, name)
 
     @wraps(method)
@@ -87,7 +87,7 @@ class SolverStat(dict[str, Tensor]):
         return ~self.converged & (self.status != int(Status.STALLED))
 
     def summary(self) -> str:
-        """Return one line for people; reads the device."""
+        """Return counts by status, evaluations and worst residual in one line; reads the device."""
         codes = self.status.tolist()
         counts = {s.name: codes.count(s) for s in Status if s in codes}
         worst = float(self["rel_lowest"].max()) if codes else 0.0
@@ -109,7 +109,7 @@ class SolverStat(dict[str, Tensor]):
         return stats
 
     def _compute(self) -> None:
-        """Compute what is missing; a value that the caller has set stays."""
+        """Compute the missing values; a value that the caller has set stays."""
         if self._uncomputed is not None:
             inputs, self._uncomputed = self._uncomputed, None
             values, self._status = summarise(*inputs)
@@ -126,7 +126,7 @@ class SolverStat(dict[str, Tensor]):
     def from_final_step(
         cls, z: Tensor | Sequence[Tensor], fz: Tensor | Sequence[Tensor], nstep: int = 0
     ) -> SolverStat:
-        """Return statistics of the last pair `z, f(z)` alone, for solvers that record no others."""
+        """Return statistics of the last pair `z, f(z)`, for solvers that record no other pair."""
         if not isinstance(z, Tensor):
             z, fz = (torch.cat([t.flatten(1) for t in ts], dim=1) for ts in (z, fz))
         assert isinstance(fz, Tensor)
@@ -143,4 +143,5 @@ class SolverStat(dict[str, Tensor]):
 
 
 def _rebuild(values: dict[str, Tensor], nfe: int, status: Tensor) -> SolverStat:
+    """Return unpickled statistics."""
     return SolverStat(values, nfe=nfe, status=status)

@@ -27,7 +27,7 @@ class Status(IntEnum):
 
     @property
     def sentence(self) -> str:
-        """Return an explanation for people."""
+        """Return what the status means, as a sentence."""
         return _SENTENCES[self]
 
     @property
@@ -97,9 +97,14 @@ class StopRule:
             if value is not None and not 0 <= value < inf:
                 raise ValueError(f"{name} must be None or a finite number >= 0, got {value}")
         if (self.rtol is None) != (self.atol is None):
-            raise ValueError("rtol and atol go together: give both (0 is allowed) or neither")
+            raise ValueError(
+                f"rtol and atol go together, got rtol={self.rtol} and atol={self.atol}: give both "
+                "(0 is allowed) or neither"
+            )
         if self.rtol is not None and self.tol is not None:
-            raise ValueError("give either tol or rtol with atol: pass tol=None with the latter")
+            raise ValueError(
+                "rtol and atol are a stopping test instead of tol, got all three: pass tol=None"
+            )
 
     @property
     def goal(self) -> float:
@@ -111,7 +116,7 @@ class StopRule:
         return self.tol or 0.0
 
     def length(self, size: int) -> float:
-        """Return the Euclidean norm of `size` numbers divided by their norm in this rule."""
+        """Return the divisor from the Euclidean norm of `size` numbers to the norm of this rule."""
         return max(size, 1) ** 0.5 if self.norm == "rms" else 1.0
 
     def measure(self, size: Tensor, norm: Tensor) -> Tensor:

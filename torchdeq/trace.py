@@ -100,7 +100,7 @@ def summarise(trace: Trace, stop: StopRule, eps: float) -> tuple[dict[str, Tenso
 
 
 def _summarise_nothing(sizes: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """Return the statistics and statuses of a solve that evaluated nothing."""
+    """Return the statistics and statuses of a solve without evaluations."""
     lowest = sizes.new_full(sizes.shape[1:], inf)
     values = {"abs_lowest": lowest, "rel_lowest": lowest, "nstep": torch.zeros_like(lowest)}
     status = torch.full_like(lowest, int(Status.MAX_ITER), dtype=torch.int8)
@@ -113,7 +113,8 @@ def _last_iterates(
     """Return (B,) the row at which each sample ended, and (B,) whether it stalled there.
 
     A sample ends at its first iterate that meets the tolerance or is not finite, or where it
-    stalled. The solve goes on for the other samples, but later rows of this one do not count.
+    stalled. The solve goes on for other samples, but the later rows of a sample that ended do not
+    count.
     """
     ends = met | (score == inf) if stop.goal else met
     last = torch.where(ends.any(0), ends.int().argmax(0), len(score) - 1)
@@ -124,7 +125,7 @@ def _last_iterates(
 
 
 def _failure(score: Tensor, rel: Tensor, last: Tensor, eps: float) -> Tensor:
-    """Return (B,) how each sample failed, if it did."""
+    """Return (B,) the status of each sample in case it neither converged nor stalled."""
     final = _pick(score, last)
     # Growth below the square root of the precision is noise around a good state.
     grown = (final > _GROWTH * score[0]) & (_pick(rel, last) > eps**0.5)
@@ -138,13 +139,13 @@ def _pick(values: Tensor, rows: Tensor) -> Tensor:
 
 
 def _join_finite(first: Tensor, later: Tensor) -> Tensor:
-    """Return the residuals of two solves, those of the first made finite."""
-    most = torch.finfo(first.dtype).max
-    return torch.cat((first.nan_to_num(nan=most, posinf=most), later))
+    """Return the residuals of two solves; the residuals of the first solve become finite."""
+    largest = torch.finfo(first.dtype).max
+    return torch.cat((first.nan_to_num(nan=largest, posinf=largest), later))
 
 
 def _join_stalled(first: Trace, later: Trace) -> Tensor | None:
-    """Return the rows, in the joint trace, at which samples stalled; the second solve wins."""
+    """Return the rows of the joint trace at which samples stalled; the second solve wins."""
     if later.stalled is None:
         return first.stalled
     moved = torch.where(later.stalled < 0, -1, later.stalled + len(first.sizes))

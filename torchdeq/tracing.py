@@ -29,7 +29,7 @@ def untraced(fn: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def eagerly() -> AbstractContextManager[Any]:
+def force_eager() -> AbstractContextManager[Any]:
     """Return a block in which compiled functions run eagerly, as plain Python."""
     if not compiler_loaded():
         return nullcontext()

@@ -44,17 +44,17 @@ def test_the_gradient_is_exact_and_takes_fewer_products() -> None:
 def test_a_transposed_operator_is_the_transpose_and_falls_back_to_it() -> None:
     H = LowRank(torch.randn(2, 5, dtype=torch.float64), 4)
     for _ in range(3):
-        H.make_room(coming=3)
+        H.make_room(remaining=3)
         H.U[H.rank], H.V[H.rank] = torch.randn(2, 2, 5, dtype=torch.float64)
         H.extend()
     T, x = H.transposed(2), torch.randn(2, 5, dtype=torch.float64)
     torch.testing.assert_close(T.matvec(x), H.rmatvec(x))
     torch.testing.assert_close(T.rmatvec(x), H.matvec(x))
     for _ in range(2):
-        assert not T.make_room(coming=3)
+        assert not T.make_room(remaining=3)
         T.U[T.rank], T.V[T.rank] = torch.randn(2, 2, 5, dtype=torch.float64)
         T.extend()
-    assert T.make_room(coming=3)
+    assert T.make_room(remaining=3)
     torch.testing.assert_close(T.matvec(x), H.rmatvec(x))
 
 
@@ -74,7 +74,7 @@ def test_says_what_does_not_fit() -> None:
         Implicit(solver=Broyden(), init="shine", higher_order=True)
     with pytest.raises(ValueError, match="did you mean 'shine'"):
         Implicit(solver=Broyden(), init="shne")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="must be Broyden's on the whole batch, got Anderson"):
+    with pytest.raises(ValueError, match="must be Broyden's on the whole batch: got Anderson"):
         fixed_point(lambda z: 0.5 * z + x, torch.zeros_like(x), solver=Anderson(),
                     backward=Implicit(solver=Broyden(), init="shine"))  # fmt: skip
 

@@ -177,7 +177,7 @@ def test_unknown_options_and_norms_are_errors_with_a_suggestion() -> None:
         apply_norm(layer, norm_clipp=True)
     with pytest.raises(TypeError, match="WeightNorm has no option 'n_power_iterations'"):
         apply_norm(layer, n_power_iterations=2)
-    with pytest.raises(TypeError, match="both set one option"):
+    with pytest.raises(TypeError, match="set the same option"):
         apply_norm(layer, clip=True, norm_clip=True)
     with pytest.raises(KeyError, match="unknown norm 'weigth_norm'; did you mean 'weight_norm'"):
         apply_norm(layer, "weigth_norm")

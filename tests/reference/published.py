@@ -1,6 +1,6 @@
 """Programs for the interface of torchdeq 0.1.0, answered by whichever torchdeq is imported.
 
-Run as a script this file is a process that answers requests: pickled ``(name, options)`` in,
+Run as a script this file is a process that answers requests: pickled `(name, options)` in,
 pickled answers out. With 0.1.0 first on the path that release answers; in the tests, ours does.
 """
 
@@ -174,7 +174,7 @@ def draw_masks(kind: str, options: dict[str, Any], shape: tuple[int, ...]) -> An
 
 @program
 def correct(n: int, weight_func: str, options: dict[str, Any]) -> Answer:
-    """The fixed-point correction of a squared error over ``n`` states."""
+    """The fixed-point correction of a squared error over `n` states."""
     states = [torch.full((2, 3), float(k), requires_grad=True) for k in range(n)]
     target = torch.ones(2, 3)
     loss, values = torchdeq.fp_correction(
@@ -204,7 +204,7 @@ def regularise(vecs: int) -> Answer:
 
 @program
 def recompute() -> Answer:
-    """A module through ``mem_gc``: values, and gradients of its input and its parameters."""
+    """A module through `mem_gc`: values, and gradients of its input and its parameters."""
     layer = Layer()
     z = torch.linspace(-1, 1, BATCH * WIDTH, dtype=torch.float64).view(BATCH, WIDTH)
     z.requires_grad_()
@@ -299,7 +299,7 @@ class Sine(nn.Module):
 
 
 class Graph(nn.Module):
-    """``relu(A z W + x)`` with nodes as rows, as in IGNN."""
+    """`relu(A z W + x)` with nodes as rows, as in IGNN."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -331,7 +331,7 @@ class Chain(nn.Module):
 
 
 class Random(nn.Module):
-    """``tanh`` of a random matrix whose spectral radius is about ``gain``."""
+    """`tanh` of a random matrix whose spectral radius is about `gain`."""
 
     def __init__(self, gain: float) -> None:
         super().__init__()
@@ -482,7 +482,7 @@ def run_client(state: str, ift: bool, f_solver: str) -> Answer:
 
 @program
 def half_map(options: dict[str, Any], scale: float = 1.0, twice: bool = False) -> Answer:
-    """``z = z / 2 + w`` has the solution 2 w: the value and gradient of ``scale * z`` at w = 1."""
+    """`z = z / 2 + w` has the solution 2 w: the value and gradient of `scale * z` at w = 1."""
     w = torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
     deq = torchdeq.get_deq(**options).train()
     runs = [deq(lambda z: 0.5 * z + w, torch.zeros_like(w))[0] for _ in range(1 + twice)]
@@ -492,7 +492,7 @@ def half_map(options: dict[str, Any], scale: float = 1.0, twice: bool = False) -
 
 @program
 def second_derivative(options: dict[str, Any]) -> Answer:
-    """Of the solution ``z = w^2 / (1 - w / 2)`` of ``z = z w / 2 + w^2``, twice, at w = 1."""
+    """Of the solution `z = w^2 / (1 - w / 2)` of `z = z w / 2 + w^2`, twice, at w = 1."""
     w = torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
     deq = torchdeq.get_deq(ift=True, f_tol=1e-12, b_tol=1e-12, f_max_iter=80, b_max_iter=80,
                            **options).train()  # fmt: skip
@@ -518,7 +518,7 @@ def poisoned_step(solver: str) -> Answer:
 
 @program
 def counted(solver: str, budget: int) -> Answer:
-    """How often a solver evaluates ``f``, and whether it moved."""
+    """How often a solver evaluates `f`, and whether it moved."""
     calls = 0
 
     def f(z: Tensor) -> Tensor:

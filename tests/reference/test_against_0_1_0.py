@@ -1,6 +1,6 @@
 """The same programs on torchdeq 0.1.0 and on ours: equal where 0.1.0 is right, and where it is not.
 
-0.1.0 runs in a process of its own from ``.bench/``, where it is installed at the first use; without
+0.1.0 runs in a process of its own from `.bench/`, where it is installed at the first use; without
 a package index the tests are skipped. Weights, inputs and seeds are the same in both processes.
 
 States on the way to a fixed point are comparable with a tolerance of 0, which neither library
@@ -8,7 +8,7 @@ reaches: plain iteration everywhere; Anderson without regularisation (0.1.0's is
 relative) from the third evaluation on; Broyden's in the indexing core, but not in slices, where
 0.1.0 evaluates once more than the budget says. Everything else is compared at convergence.
 
-Where 0.1.0 is wrong and ours differs (the tests named ``test_fault_...``):
+Where 0.1.0 is wrong and ours differs (the tests named `test_fault_...`):
 
 ==============================  =====================================  =============================
 program                         0.1.0                                  ours
@@ -388,7 +388,7 @@ def test_fault_tuple_states_with_simple_iteration_have_no_implicit_gradient(
 
 @pytest.mark.parametrize("hook_ift", [True, False])
 def test_fault_second_derivatives_are_silently_wrong(old: Ask, hook_ift: bool) -> None:
-    """``z = w^2 / (1 - w / 2)`` has ``z'(1) = 6`` and ``z''(1) = 16``."""
+    """`z = w^2 / (1 - w / 2)` has `z'(1) = 6` and `z''(1) = 16`."""
     theirs = old("second_derivative", options={"hook_ift": hook_ift})
     assert theirs["first"] == pytest.approx(6)
     assert theirs["second"] == pytest.approx(4)

@@ -131,7 +131,7 @@ def test_a_registered_function_warns_of_failures_and_refuses_other_stop_rules() 
     solver, z0 = make_solver("halving", {}), torch.zeros(2, 3)
     with pytest.warns(torchdeq.ConvergenceWarning, match="MAX_ITER"):
         solve(torch.cos, z0, solver, StopRule(2, 1e-6))
-    with pytest.raises(ValueError, match="give tol instead"):
+    with pytest.raises(ValueError, match="got rtol and atol: use tol"):
         solve(torch.cos, z0, solver, StopRule(9, None, rtol=1e-3, atol=1e-3))
     with pytest.raises(ValueError, match="'halving' returns no residuals"):
         make_solver("auto", {"chain": ("halving", "anderson")})

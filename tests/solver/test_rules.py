@@ -226,7 +226,7 @@ def test_broyden_follows_the_dense_formula(update: Any) -> None:
 def test_products_with_the_operator_and_its_transpose() -> None:
     H = LowRank(torch.zeros(3, 7, dtype=torch.float64), None)
     for _ in range(20):  # past the first allocation
-        H.make_room(coming=40)
+        H.make_room(remaining=40)
         H.U[H.rank], H.V[H.rank] = torch.randn(2, 3, 7, dtype=torch.float64)
         H.extend()
     x = torch.randn(3, 7, dtype=torch.float64)

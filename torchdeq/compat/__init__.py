@@ -1,11 +1,11 @@
 """Everything that exists for the interface of torchdeq 0.1.0 (Geng & Kolter, 2023).
 
-| file | what a program for 0.1.0 finds in it |
+| file | contents |
 |---|---|
-| `functions.py` | `get_solver`, `register_solver`: solvers as functions, both ways |
+| `functions.py` | `get_solver`, `register_solver`: solvers from and as functions |
 | `backward.py` | `backward_factory`: a backward pass as a function |
 | `decorator.py` | `deq_decorator`: a map and its start, packed for a solver function |
-| `ignored.py` | names that 0.1.0 accepted and ignored, which are accepted with a note |
+| `ignored.py` | names that 0.1.0 accepted and ignored: accepted, with a note in the log |
 | `names.py` | former names of options |
 | `paths.py` | published import paths that end in a function |
 

@@ -30,12 +30,12 @@ def backward_factory(
 ) -> Callable[..., list[Tensor]]:
     """Return a backward pass as a function, as torchdeq 0.1.0 did.
 
-    The result is called as `backward(trainer, func, z, writer=None)` and returns the differentiable
-    states that grow from the solved `z`; `trainer` is not used.
+    The function `backward(trainer, func, z, writer=None)` returns differentiable states that start
+    from the solved `z`, and ignores `trainer`.
 
     Args:
         grad_type: `"ift"`, or the steps of a phantom gradient.
-        hook_ift: no longer makes a difference.
+        hook_ift: no effect: implicit differentiation needs no hook here.
         b_solver: name or function of the backward solver; plain iteration if None.
         b_solver_kwargs: `max_iter`, `tol`, `stop_mode` and options of that solver.
         sup_gap: see `Phantom`.
@@ -53,7 +53,7 @@ def backward_factory(
         def make(writer: Writer | None) -> Backward:
             return phantom
     else:
-        raise ValueError(f"grad_type is 'ift' or a number of steps, got {grad_type!r}")
+        raise ValueError(f"grad_type must be 'ift' or a number of steps, got {grad_type!r}")
 
     def attach(
         trainer: object,
@@ -71,7 +71,7 @@ def backward_factory(
 def _implicit(
     b_solver: str | SolverFunction | None, options: dict[str, Any]
 ) -> Callable[[Writer | None], Backward]:
-    """Return what makes implicit differentiation for a writer."""
+    """Return a function that builds implicit differentiation with a writer."""
     stop = StopRule(
         options.pop("max_iter", 40),
         options.pop("tol", 1e-6),

@@ -1,8 +1,8 @@
 """Solvers as functions: `get_solver` and `register_solver` as torchdeq 0.1.0 had them.
 
-There a solver is a function `(func, x0, max_iter, tol, stop_mode, indexing, **options)` that
-returns `(z, states, info)`. A solver of ours is given out as such a function, and such a function
-of a program becomes a solver of ours.
+In 0.1.0 a solver is a function `(func, x0, max_iter, tol, stop_mode, indexing, **options)` that
+returns `(z, states, info)`. `get_solver` returns a solver of this library as such a function, and
+`register_solver` makes a solver of this library from such a function of a program.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ SolverFunction = Callable[..., tuple[Any, list[Any], Mapping[str, Tensor]]]
 def get_solver(key: str) -> SolverFunction:
     """Return the solver registered under `key` as a function.
 
-    A function that a program registered is returned as it is. One of ours is called as
-    `(func, x0, max_iter=50, tol=1e-3, stop_mode="abs", indexing=None, **options)` and returns the
-    fixed point, the states at the evaluations in `indexing`, and the statistics.
+    A function that a program registered is returned as it is. The function of any other solver has
+    the parameters `(func, x0, max_iter=50, tol=1e-3, stop_mode="abs", indexing=None, **options)`
+    and returns the fixed point, the states after the evaluations in `indexing`, and the statistics.
     """
     kind = SOLVERS[key]
     return kind.function if issubclass(kind, FunctionSolver) else _as_function(key)
@@ -56,9 +56,9 @@ def register_solver(solver_type: str, solver: type[Solver[Any]] | SolverFunction
 
 
 def published_options(key: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that a solver has, of those that a program for 0.1.0 passes to it.
+    """Return the options of a program without those that 0.1.0 ignored for this solver.
 
-    An option of another solver of 0.1.0 is left out with a note.
+    A note names each option that is left out.
     """
     kind = SOLVERS[key]
     if issubclass(kind, FunctionSolver):
@@ -68,7 +68,7 @@ def published_options(key: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def function_solver(function: SolverFunction, options: Mapping[str, Any]) -> Solver[Any]:
-    """Return a solver from a function in the interface of 0.1.0: a program's, or one of ours."""
+    """Return a solver from a function of a program, or from one that `get_solver` returned."""
     key = next((key for key in SOLVERS if get_solver(key) is function), None)
     if key is not None:
         return make_solver(key, published_options(key, options))
@@ -76,22 +76,24 @@ def function_solver(function: SolverFunction, options: Mapping[str, Any]) -> Sol
 
 
 def solver_stat_from_final_step(z: Any, fz: Any, nstep: int = 0) -> SolverStat:
-    """Return statistics of the last pair `z, f(z)` alone, for solvers of a program."""
+    """Return statistics of the last pair `z, f(z)`, for the solver function of a program."""
     return SolverStat.from_final_step(z, fz, nstep=nstep)
 
 
 def _as_class(name: str, function: SolverFunction) -> type[FunctionSolver]:
+    """Return a solver class that calls a function."""
     members = {"function": staticmethod(function), "__doc__": function.__doc__}
     return type(name, (FunctionSolver,), members)
 
 
 @cache
 def _as_function(key: str) -> SolverFunction:
+    """Return the function of a solver, the same object at every call."""
     return _NamedSolver(key)
 
 
 class _NamedSolver:
-    """A solver of ours in the interface of 0.1.0; pickles as its name."""
+    """A registered solver class in the interface of 0.1.0; a pickle stores its name only."""
 
     def __init__(self, key: str) -> None:
         self.key = self.__name__ = key
@@ -138,10 +140,13 @@ class FunctionSolver(Solver[None]):
     def run(self, problem: Problem, loop: Loop) -> Outcome:
         f, stop, packing = problem.f, problem.stop, problem.f.f.packing
         if stop.rtol is not None:
-            raise ValueError("a registered function knows tol and stop_mode only: give tol instead")
+            raise ValueError(
+                "a solver function takes tol and stop_mode only, got rtol and atol: use tol, or a "
+                "Solver class"
+            )
         single = len(packing.leaves) == 1
         to_rows = packing.leaves[0].to_rows if single else lambda t: t
-        calls = _Counted(f, single)
+        calls = _CountedMap(f, single)
         x0 = packing.leaves[0].from_rows(problem.z0) if single else problem.z0
         indexing = {"indexing": list(problem.record)} if problem.record else {}
         z, states, info = self.function(
@@ -156,8 +161,8 @@ class FunctionSolver(Solver[None]):
         return Outcome(z, rows, trace, calls.nfe, _with_status(stats, stop, len(z)))
 
 
-class _Counted:
-    """The map that a registered function calls: counts calls, and leaves the budget to it."""
+class _CountedMap:
+    """The map that a solver function calls: it counts calls, but does not enforce the budget."""
 
     def __init__(self, f: FixedPointFn, single: bool) -> None:
         self.f, self.single, self.nfe = f, single, 0
@@ -169,9 +174,9 @@ class _Counted:
 
 
 def _with_status(stats: SolverStat, stop: StopRule, batch: int) -> SolverStat:
-    """Return the statistics with a status by the residuals that the function reports.
+    """Return the statistics with a status that follows from the residuals of the function.
 
-    A function that does not report one residual per sample gets the status MAX_ITER.
+    If the function does not report one residual per sample, the status is MAX_ITER.
     """
     lowest = stats["rel_lowest" if stop.mode == "rel" else "abs_lowest"]
     if lowest.shape == (batch,):

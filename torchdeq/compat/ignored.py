@@ -1,7 +1,7 @@
 """Names that torchdeq 0.1.0 accepted and ignored: accepted with a note; a misspelling is an error.
 
-Functions of 0.1.0 ended in `**kwargs` and dropped what they did not know, so published programs
-pass the options of one solver whatever the solver is.
+Functions of 0.1.0 had `**kwargs` and ignored unknown keywords, so published programs pass options
+of one solver to every solver.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from typing import Any
 from torchdeq.notes import note
 from torchdeq.registry import suggest
 
-#: Options of the solvers of 0.1.0, and `beta`, which Anderson's damping was called before it.
+#: Options of the solvers of 0.1.0, and `beta`, an earlier name of Anderson's damping.
 SOLVER_OPTIONS = frozenset({"m", "lam", "tau", "beta", "LBFGS_thres", "ls"})
 #: Keywords that published programs pass to a DEQ.
 CALL_KEYWORDS = frozenset({"writer", "best"})
 
 
 def without_ignored(
-    options: Mapping[str, Any], known: Iterable[str], solver: str
+    options: Mapping[str, Any], names: Iterable[str], solver: str
 ) -> dict[str, Any]:
     """Return `options` without those of other solvers of 0.1.0; a note names each of them.
 
     Args:
-        options: what a program passes to a solver. Any other unknown name stays: building the
-            solver refuses it.
-        known: the options that the solver has.
-        solver: its name.
+        options: the options that a program passes to a solver. Any other unknown name stays:
+            building the solver raises an error for it.
+        names: the names of the options that the solver has.
+        solver: the name of the solver.
     """
-    known = set(known)
+    names = set(names)
     kept = {}
     for name, value in options.items():
-        if name in known or name not in SOLVER_OPTIONS:
+        if name in names or name not in SOLVER_OPTIONS:
             kept[name] = value
         else:
             note(f"the solver {solver!r} has no option {name!r}: it is ignored, as in 0.1.0")
@@ -40,17 +40,17 @@ def without_ignored(
 
 
 def ignore_keywords(
-    given: Iterable[str], what: str, ignored: Collection[str], known: Iterable[str]
+    keywords: Iterable[str], what: str, ignored: Collection[str], parameters: Iterable[str]
 ) -> None:
-    """Note the keywords that 0.1.0 ignored; raise `TypeError` for any other.
+    """Log a note for each keyword that 0.1.0 ignored; raise `TypeError` for any other keyword.
 
     Args:
-        given: the names of keywords that the function does not know.
-        what: how messages call the function.
-        ignored: the names that are accepted.
-        known: the keywords that it knows, for the suggestion.
+        keywords: keywords of a call that are not parameters of the function.
+        what: the name of the function in messages.
+        ignored: the keywords that 0.1.0 ignored.
+        parameters: the parameters of the function, for the suggestion.
     """
-    for name in given:
+    for name in keywords:
         if name not in ignored:
-            raise TypeError(f"{what} takes no keyword {name!r}{suggest(name, known)}")
+            raise TypeError(f"{what} takes no keyword {name!r}{suggest(name, parameters)}")
         note(f"the keyword {name!r} of {what} has no effect, as in 0.1.0")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 OLD_NAMES = {"n_losses": "n_states"}
-#: Statistics cost nothing until a program reads them, so nothing has to be switched off.
+#: `no_stat` switched statistics off; now they cost nothing until a program reads them.
 WITHOUT_EFFECT = frozenset({"no_stat"})
 
 

@@ -1,9 +1,9 @@
 """Published import paths of torchdeq 0.1.0 that end in a function.
 
 Modules that exist for an import path alone (`torchdeq.core`, `torchdeq.utils`, `torchdeq.solver
-.stat`, `torchdeq.norm.weight_norm`, ...) are files that re-export. The names below were functions
-in modules that hold code of ours, on which `torchdeq.compat` is built: they are set here, so that
-no module imports what is above it.
+.stat`, `torchdeq.norm.weight_norm`, ...) are files that re-export. The names below belong to
+modules with code that `torchdeq.compat` imports. This module sets them, because those modules
+cannot import `torchdeq.compat` in turn.
 """
 
 from __future__ import annotations

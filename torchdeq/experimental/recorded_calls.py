@@ -19,9 +19,9 @@ from torchdeq.stopping import Status, StopRule, relative
 class RecordedCalls:
     """`f` with a record of every call: its inputs, its random numbers and its residual.
 
-    The gradient of an iteration is that of every step, and control flow may differ between steps,
-    so each call is watched for its inputs. Without a graph, and under function transforms, nothing
-    is watched.
+    Every step contributes to the gradient of an iteration, and control flow may differ between
+    steps, so every call is watched for its inputs. Without a graph, and under function transforms,
+    no call is watched.
     """
 
     def __init__(self, f: PackedFn, stop: StopRule) -> None:

@@ -86,7 +86,7 @@ class Reversible(IteratingBackward):
             return z
         inputs = f.inputs
         if not any(t.requires_grad for t in inputs):
-            with torch.enable_grad():  # raises if f has inputs that were not seen
+            with torch.enable_grad():  # raises if f has inputs that no record contains
                 f.repeat(0, z0.detach().clone().requires_grad_(), inputs)
         out: Tensor = _ReversedIteration.apply(z, newer, older, z0, self.tau, f, *inputs)  # type: ignore[no-untyped-call]
         return out
@@ -118,7 +118,7 @@ class _ReversedIteration(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         _raise_for_unsupported(g)
         calls, tau, saved = ctx.calls, ctx.tau, iter(ctx.saved_tensors)
-        newer, older = (ctx.number._make(islice(saved, len(ctx.number._fields))) for _ in "ab")
+        newer, older = (ctx.number._make(islice(saved, len(ctx.number._fields))) for _ in range(2))
         z0, *c = saved
         c = [t.detach() for t in c]
         needed = [i for i in range(len(c)) if ctx.needs_input_grad[6 + i]]
@@ -133,15 +133,15 @@ class _ReversedIteration(torch.autograd.Function):
                     fh = calls.repeat(k, h, c)
                 product, *terms = _products(fh, [h, *(c[i] for i in needed)], tau * u)
                 for i, term in zip(needed, terms, strict=True):
-                    if term is not None:  # out of place: it may be the tensor of another input
+                    if term is not None:  # out of place: two inputs may share one tensor
                         total = grads[i]
                         grads[i] = term if total is None else total + term
                 step = fh.detach().to(older.hi.dtype) * tau
                 older, newer = newer.plus(-step).over(1 - tau), older
                 u_older, u = (1 - tau) * u, u_older if product is None else u_older + product
             _warn_if_imprecise(older.hi, z0, u_older, g)
-        of_start = (u_older + u).to(z0.dtype) if ctx.needs_input_grad[3] else None
-        return None, None, None, of_start, None, None, *grads
+        start_grad = (u_older + u).to(z0.dtype) if ctx.needs_input_grad[3] else None
+        return None, None, None, start_grad, None, None, *grads
 
 
 def _raise_for_unsupported(g: Tensor) -> None:

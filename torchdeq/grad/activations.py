@@ -45,7 +45,7 @@ class Activations:
 
     @contextmanager
     def unpacked(self) -> Iterator[None]:
-        """Keep every activation unpacked inside a block; the next use after it releases each."""
+        """Keep all activations unpacked inside a block; the next use of each one releases it."""
         if self._hooks is None:
             yield
             return

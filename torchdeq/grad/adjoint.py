@@ -1,21 +1,21 @@
 r"""The linear system behind every implicit gradient: $u = J^\top u + g$.
 
 **Scaling, one rule.** The solve divides the residual of a system by the norm of the cotangent of
-that system, then compares it with the tolerance and reports it, so that a tolerance means the same
-for every loss. A system is one sample where samples are solved side by side, and the whole batch
-where they are coupled. A sample whose cotangent is zero counts relative to the largest cotangent of
-its batch. The right-hand side of a whole batch is scaled to norm 1 for that. Those of samples side
-by side stay as they are, since scaling them would change a system of samples that turn out to be
-coupled: only their residuals are divided.
+that system, before it compares the residual with the tolerance and reports it. So a tolerance means
+the same for every loss. A system is one sample where samples are solved side by side, and the whole
+batch where samples are coupled. The residual of a sample whose cotangent is zero is divided by the
+largest cotangent norm of its batch. For a whole batch, the solve scales the right-hand side to norm
+1. For samples side by side, it divides only the residuals: scaled right-hand sides would be another
+system if the samples turned out to be coupled.
 
-**Coupling that nobody has declared.** One additional product, with the rows of the cotangent
-rescaled, shows whether rows depend on each other. This test can miss a dependence, so the solve
-also verifies its answer. A Krylov method usually measures the residual of its answer itself; one
-that does not solves the batch as one system. A quasi-Newton method combines several iterates into
-its answer, so the solve spends one more product on the residual. Plain iteration needs no test: it
-is right for dependent samples too, if all samples return the same iterate. Without a tolerance the
-solve must not read from the device: then a Krylov method solves the batch as one system, and all
-samples of any other method return the same iterate.
+**Coupling that the caller has not declared.** One additional product, with the cotangent of each
+sample rescaled, shows whether samples depend on each other. This test can miss a dependence, so the
+solve also verifies its answer. A linear solver that measures the residual of its answer has done
+so; any other linear solver treats the batch as one system. A quasi-Newton method combines several
+iterates into its answer, so the solve spends one more product on the residual. Plain iteration
+needs no test: it is right for dependent samples, too, if all samples return the same iterate.
+Without a tolerance the solve must not read from the device: then a linear solver treats the batch
+as one system, and all samples of any other method return the same iterate.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Product = Callable[[Tensor], Tensor]
 _LOOSE = 10  # factor by which the residual of an image may exceed that of its point
 _COUPLED = (
     "samples depend on each other: the backward pass solves the batch as one system; coupled=True "
-    "does the same in the forward pass, and saves the products that test for it"
+    "does the same in the forward pass, and saves the products of the test for coupling"
 )
 
 
@@ -119,26 +119,26 @@ class _AdjointSystem:
 
     def solve(self, g: Tensor, coupled: Coupling) -> LinearSolution:
         """Solve for the cotangents (N, B, D), as one system or row by row."""
-        krylov = isinstance(self.solver, LinearSolver)
+        linear = isinstance(self.solver, LinearSolver)
         g = g.contiguous()  # the cotangent of a sum is one expanded number
         rows, batches = g.flatten(0, 1), g.flatten(1)
-        if krylov and not self.stop.max_iter:  # a linear solver starts from zero; start from g
-            return replace(self, solver=FixedPointIter())._row_by_row(rows)
-        if krylov and self.stop.rtol is None and self.stop.goal >= 1:
-            return self._without_products(rows)
+        if linear and not self.stop.max_iter:  # a linear solver starts from zero; start from g
+            return replace(self, solver=FixedPointIter())._solve_row_by_row(rows)
+        if linear and self.stop.rtol is None and self.stop.goal >= 1:
+            return self._solve_without_products(rows)
         if self.batch < 2 or coupled:
-            return self._as_one_system(batches)
+            return self._solve_as_one_system(batches)
         if isinstance(self.solver, Neumann):
-            return replace(self, solver=FixedPointIter())._row_by_row(rows)
+            return replace(self, solver=FixedPointIter())._solve_row_by_row(rows)
         if isinstance(self.solver, (FixedPointIter, SimpleFixedPointIter)):
-            return self._row_by_row(rows)
+            return self._solve_row_by_row(rows)
         if coupled is False:
-            return self._row_by_row(rows, shared=False)
+            return self._solve_row_by_row(rows, shared=False)
         if self._can_probe:
-            return self._after_probing(rows, batches)
-        return self._balanced(rows) if krylov else self._row_by_row(rows)
+            return self._solve_after_probing(rows, batches)
+        return self._solve_balanced(rows) if linear else self._solve_row_by_row(rows)
 
-    def _without_products(self, rows: Tensor) -> LinearSolution:
+    def _solve_without_products(self, rows: Tensor) -> LinearSolution:
         """Return `g`, the Jacobian-free gradient: even zero meets a tolerance of 1 or more."""
         one = torch.ones_like(rows[:, 0])[None]
         stats = SolverStat.from_trace(Trace(one, one, [0]), self.stop, 0, self.eps)
@@ -150,22 +150,22 @@ class _AdjointSystem:
         verified = not isinstance(self.solver, LinearSolver) or self.solver.confirms
         return verified and bool(self.stop.goal) and self.stop.max_iter > 3
 
-    def _after_probing(self, rows: Tensor, batches: Tensor) -> LinearSolution:
+    def _solve_after_probing(self, rows: Tensor, batches: Tensor) -> LinearSolution:
         """Solve row by row, unless products show that rows depend on each other."""
         first, dependent = probe_coupling(self.product, rows, self.batch, self.eps)
         if dependent:
             note(_COUPLED)
-            return self._as_one_system(batches, spent=2)
+            return self._solve_as_one_system(batches, spent=2)
         if isinstance(self.solver, LinearSolver):
-            solution = self._row_by_row(rows, first, spent=2)
+            solution = self._solve_row_by_row(rows, first, spent=2)
             refuted = bool(solution.stats.failed.any())
         else:
             reserved = replace(self, stop=replace(self.stop, max_iter=self.stop.max_iter - 1))
-            solution = reserved._row_by_row(rows, first, spent=2, shared=False)
+            solution = reserved._solve_row_by_row(rows, first, spent=2, shared=False)
             solution, refuted = self._verify(rows, solution)
         spent = solution.stats.nfe
         if refuted and spent < self.stop.max_iter:
-            joint = self._as_one_system(batches, spent)
+            joint = self._solve_as_one_system(batches, spent)
             if bool(joint.stats.converged.all()):
                 note(_COUPLED)
                 return joint
@@ -179,17 +179,17 @@ class _AdjointSystem:
         u, stats = solution
         stats.nfe += 1
         image, scale = self.product(u) + rows, self._scales(rows)
-        true, norm = row_norm(image - u) / scale, row_norm(image) / scale
-        met = self.stop.measure(true, norm) <= _LOOSE * self.stop.goal
-        met |= true <= ROUNDINGS * self.eps * norm  # solved up to rounding
+        size, norm = row_norm(image - u) / scale, row_norm(image) / scale
+        met = self.stop.measure(size, norm) <= _LOOSE * self.stop.goal
+        met |= size <= ROUNDINGS * self.eps * norm  # solved up to rounding
         wrong = stats.converged & ~met
         if not bool(wrong.any()):
             return solution, False
         status = torch.where(wrong, int(Status.MAX_ITER), stats.status).to(torch.int8)
-        values = dict(stats.items()) | {"abs_lowest": true, "rel_lowest": relative(true, norm)}
+        values = dict(stats.items()) | {"abs_lowest": size, "rel_lowest": relative(size, norm)}
         return LinearSolution(u, SolverStat(values, nfe=stats.nfe, status=status)), True
 
-    def _row_by_row(
+    def _solve_row_by_row(
         self, rows: Tensor, first: Tensor | None = None, spent: int = 0, shared: bool = True
     ) -> LinearSolution:
         """Solve one system per sample, with residuals relative to the cotangent of the sample.
@@ -197,22 +197,23 @@ class _AdjointSystem:
         Args:
             rows: the cotangent of each sample.
             first: the product with `rows`, if it is one of those `spent`.
-            spent: products made so far.
+            spent: the number of products so far.
             shared: whether a fixed-point method returns the same iterate for all samples.
         """
         return self._run(rows, self._scales(rows), first, spent, shared)
 
     def _scales(self, rows: Tensor) -> Tensor:
-        """Return (rows,) the norm of each row; for a zero row, the largest finite of its batch."""
+        """Return (rows,) the row norms; for a zero row, the largest finite norm of its batch."""
         size = row_norm(rows)
         finite = torch.where(size < inf, size, 0.0)
         largest = finite.view(-1, self.batch).amax(1).repeat_interleave(self.batch)
         return torch.where(size == 0, torch.where(largest == 0, 1.0, largest), size)
 
-    def _as_one_system(self, batches: Tensor, spent: int = 0) -> LinearSolution:
+    def _solve_as_one_system(self, batches: Tensor, spent: int = 0) -> LinearSolution:
         """Solve one system per batch; all samples of a batch get the same status."""
         if isinstance(self.solver, Shine) and self.batch > 1:
-            return replace(self, solver=self.solver.without_memory())._as_one_system(batches, spent)
+            broyden = replace(self, solver=self.solver.without_memory())
+            return broyden._solve_as_one_system(batches, spent)
         b, size = unit_rows(batches)
         u, stats = self._run(b, spent=spent)
         if self.batch == 1:
@@ -221,7 +222,7 @@ class _AdjointSystem:
         status = stats.status.repeat_interleave(self.batch)
         return LinearSolution(u * size, SolverStat(values, nfe=stats.nfe, status=status))
 
-    def _balanced(self, rows: Tensor) -> LinearSolution:
+    def _solve_balanced(self, rows: Tensor) -> LinearSolution:
         """Solve a batch as one system in variables of equal size, without reading from the device.
 
         The samples may be independent, though they share one Krylov space here. So the residual of
@@ -236,7 +237,7 @@ class _AdjointSystem:
             image: Tensor = self.product(v.view_as(rows) * scale) / scale
             return image.view_as(v)
 
-        u, stats = replace(self, product=product)._as_one_system(b)
+        u, stats = replace(self, product=product)._solve_as_one_system(b)
         return LinearSolution(torch.where(finite, u.view_as(rows) * scale, torch.nan), stats)
 
     def _run(
@@ -251,9 +252,9 @@ class _AdjointSystem:
 
         Args:
             b: right-hand sides.
-            scale: (rows,) the solve divides residuals by it; None if `b` has norm 1.
+            scale: (rows,) divisors of the residuals; None if `b` has norm 1.
             first: the product with `b`, if it is one of those `spent`.
-            spent: products made so far.
+            spent: the number of products so far.
             shared: whether a fixed-point method returns the same iterate for all samples.
         """
         # Residuals are relative to the cotangent: the mean over entries of "rms" would cancel.
@@ -264,7 +265,7 @@ class _AdjointSystem:
                 first=None if first is None else b - first, scale=scale,
             )  # fmt: skip
         else:
-            if first is not None:  # the solver evaluates the map there, and counts it, itself
+            if first is not None:  # the solver counts its evaluation at b again
                 stop, spent = replace(stop, max_iter=stop.max_iter + 1), spent - 1
             f = PackedFn(Packing(b), _Affine(self.product, b, first))
             f.eps = max(f.eps, self.eps)

@@ -39,7 +39,7 @@ from torchdeq.modules import ModuleState
 from torchdeq.packed import PackedFn
 from torchdeq.randomness import Randomness
 from torchdeq.reach import reachable_parameters, scripted
-from torchdeq.tracing import eagerly
+from torchdeq.tracing import force_eager
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Capture:
         tensors: the differentiable tensors that `f` may use and does not compute.
         used: ids of the tensors that this call used; a repeated call must use them again.
         modules: the state of the modules that `f` reaches, after the call.
-        randomness: the state of the random generators before the call, if the call used them.
+        randomness: the random generators before the call, if the call drew random numbers.
     """
 
     f: PackedFn
@@ -69,7 +69,8 @@ class Capture:
         """Return the map `z -> f(z)` of the captured call, with the tensors `c` as inputs."""
         substitutes = dict(zip(self.tensors, c, strict=True))
         f = substituted(self.f, substitutes)
-        # Other threads see what is exchanged in modules, and transforms hide what a graph shows.
+        # Other threads see exchanged tensors, so first try without; but inside a transform, no
+        # graph shows whether f used all substitutes.
         exchanges = _torch.function_transforms_active()
 
         def call(z: Tensor) -> Tensor:
@@ -88,10 +89,10 @@ class Capture:
 
         Args:
             f: the map with substitutes among its arguments.
-            z: where to evaluate it.
-            substitutes: tensors by the ids of those they replace.
-            exchange: put them into modules too, for an `f` that hands parameters to a custom
-                `autograd.Function`, to a transform or to a control-flow operator.
+            z: the state at which to evaluate `f`.
+            substitutes: the new tensors, by the ids of those that they replace.
+            exchange: put substitutes into modules, too, for an `f` that passes parameters to a
+                custom `autograd.Function`, to a transform or to a control-flow operator.
         """
         substitution = Substitution(substitutes)
         with self.restored(substitutes if exchange else None), substitution:
@@ -108,15 +109,15 @@ class Capture:
         """Restore the modules and the random numbers of the captured call for a block.
 
         Args:
-            substitutes: tensors to replace those of the modules, by the ids of the latter.
+            substitutes: tensors to put into the modules, by the ids of those that they replace.
         """
         random = nullcontext() if self.randomness is None else self.randomness.replayed()
-        with self.modules.restored("none", replaced=substitutes), random, eagerly():
+        with self.modules.restored("none", replaced=substitutes), random, force_eager():
             yield
 
 
 class OtherTensors(RuntimeError):
-    """An error about a repeated call of `f` that does not use the inputs of the first one."""
+    """The error for a repeated call of `f` that does not use the inputs of the first call."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -134,11 +135,11 @@ def capture(f: PackedFn, z: Tensor) -> tuple[Tensor, Capture]:
 
 
 def observe(f: PackedFn, z: Tensor) -> tuple[Tensor, Inputs, Randomness | None]:
-    """Return `f(z)` without a graph, the inputs of this call, and its randomness if any."""
+    """Return `f(z)` without a graph, the inputs of this call, and its random state if it drew."""
     refuse_scripted(f)
     before = Randomness(z.device)
     fz, watch = _watch_call(f, z)
-    randomness = before if before.used else None
+    randomness = before if before.advanced else None
     inputs = watch.inputs
     if watch.nested:  # the tensors of a differentiation inside f are new in every call
         with Capture(f, {}, frozenset(), ModuleState(f.f), randomness).restored():
@@ -199,7 +200,7 @@ class TransformedFn:
         before = Randomness(z.device)
         search = InputSearch(self._substitutes, z)
         modules = self._modules.exchanged(self._substitutes)
-        with modules, eagerly(), search:
+        with modules, force_eager(), search:
             fz = self._f(z)
         if search.new_inputs:
             self._raise_if_used_again(search.new_inputs, z, before)
@@ -213,7 +214,7 @@ class TransformedFn:
         """
         second = InputSearch(self._substitutes, z)
         modules = ModuleState(self._f.f).restored("none", replaced=self._substitutes)
-        with modules, before.replayed(), eagerly(), second:
+        with modules, before.replayed(), force_eager(), second:
             self._f(z)
         late = {key: t for key, t in new_inputs.items() if key in second.new_inputs}
         if late:
@@ -223,5 +224,5 @@ class TransformedFn:
 def _watch_call(f: PackedFn, z: Tensor) -> tuple[Tensor, Watch]:
     """Return `f(z)` without a graph, and the mode that watched the call."""
     watch = Watch(z)
-    with torch.no_grad(), _torch.forward_mode(False), eagerly(), watch:
+    with torch.no_grad(), _torch.forward_mode(False), force_eager(), watch:
         return f(z), watch

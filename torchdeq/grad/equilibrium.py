@@ -48,7 +48,7 @@ def solve_with_all_inputs(
     inputs: Inputs,
     keep_estimate: bool,
 ) -> tuple[Tensor, SolverStat, Inputs]:
-    """Solve inside a function transform; everything that `f` uses becomes an explicit input.
+    """Solve inside a function transform; every tensor that `f` uses becomes an explicit input.
 
     If a call of `f` uses a tensor that no earlier call has used, the solve starts again with that
     tensor as an input.
@@ -83,12 +83,12 @@ class _ImplicitOperator:
         self.functional = function_transforms_active()
 
     def solve_affine(self, product: Map, g: Tensor) -> Tensor:
-        """Return `u = A u + g` where `product(u)` is `A u`; `vmap` may have added dimensions."""
+        """Return `u` with `u = A u + g`, by products `A u`; `vmap` may have added dimensions."""
         if is_legacy_batched(g):
             return solve_batched_cotangents(self.solve_affine, product, g)
-        problems = g.reshape(prod(g.shape[:-2]), *g.shape[-2:])
+        batches = g.reshape(prod(g.shape[:-2]), *g.shape[-2:])  # (N, B, D)
         u = solve_adjoint(
-            self.method, lambda u: product(u.view(g.shape)).view(problems.shape), problems,
+            self.method, lambda u: product(u.view(g.shape)).view(batches.shape), batches,
             coupling_of(self.f), self.f.eps,
         )  # fmt: skip
         return u.view(g.shape)
@@ -149,6 +149,6 @@ class _TransformedEquilibrium(_ImplicitOperator):
             return (z,)
         before = Randomness(z.device)
         fz = f(z)
-        randomness = before if before.used else None
+        randomness = before if before.advanced else None
         self.record = Capture(self.f, self.inputs, self._used, ModuleState(self.f.f), randomness)
         return (z,) if self.keep_estimate else (fz, z)

@@ -26,7 +26,7 @@ class Operator(Protocol):
     functional: bool  # whether the operator was created inside a `torch.func` transform
 
     def solve(self, f: Map, z0: Tensor) -> tuple[Tensor, ...]:
-        """Return the fixed point of `f`, preceded by its image if that is the answer.
+        """Return the fixed point of `f`, preceded by its image if the image is the answer.
 
         All tensors are plain here, of shape (..., D).
         """
@@ -52,7 +52,7 @@ def root(F: Operator, z0: Tensor, *c: Tensor) -> Tensor:
 def _vjp(
     functional: bool, f: Callable[..., Any], *inputs: Tensor, context: Iterable[Tensor] = ()
 ) -> Callable[[Any], tuple[Tensor, ...]]:
-    """Return a function that multiplies cotangents by the Jacobian of `f`.
+    """Return a function that multiplies cotangents by the transposed Jacobian of `f`.
 
     Function transforms must not be mixed with plain autograd, and plain autograd also
     differentiates maps that transforms cannot: an `f` with `torch.autograd.grad` or a checkpoint

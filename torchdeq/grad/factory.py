@@ -1,4 +1,4 @@
-"""The construction of backward passes from names and options."""
+"""Backward passes built from names and options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_adjoint_solver(name: str, options: Mapping[str, Any]) -> Solver[Any] | 
 
 
 def make_backwards(config: DEQConfig, n: int, writer: Writer | None = None) -> list[Backward]:
-    """Return a backward for each of `n` states: phantom, but for the last state the chosen one.
+    """Return a backward for each of `n` states: for the last the chosen one, otherwise phantom.
 
     Args:
         config: the options; `grad` is one number of steps, or one per state.

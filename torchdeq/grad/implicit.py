@@ -46,8 +46,8 @@ class Implicit(Backward):
     with the Jacobian $J$ of $f$ in $z$. The tolerance is relative to $|g|$ (see
     `grad/adjoint.py`), so it means the same for every loss. One call of `f` with a graph at the
     solved state serves every product with $J^\top$. Memory does not depend on the number of steps
-    of either solve. The backward pass does not call `f`; only a compiled `f` is called once more,
-    without its parameters.
+    of either solve. The backward pass does not call `f`, except that it calls a compiled `f` once,
+    without gradients for its parameters.
 
     Args:
         solver: any fixed-point or linear solver.
@@ -56,7 +56,8 @@ class Implicit(Backward):
             backward pass then evaluates `f` again. `torch.func` transforms and forward mode always
             compute this way.
         writer: called once per backward pass with the statistics of its solve.
-        on_failure: ignore, warn or raise if the backward solve fails for some samples; auto warns.
+        on_failure: how to report samples for which the backward solve failed: `"ignore"`, `"warn"`,
+            `"raise"`, or `"auto"`, which warns.
         init: `"zeros"`, or `"shine"` to start from the inverse Jacobian of the forward solve; both
             solves must be Broyden's.
     """
@@ -78,7 +79,9 @@ class Implicit(Backward):
                 f"broyden, got {type(self.solver).__name__}"
             )
         if self.init == "shine" and self.higher_order:
-            raise ValueError("init='shine' works for gradients of first order: drop higher_order")
+            raise ValueError(
+                "init='shine' makes gradients of first order only: drop it, or drop higher_order"
+            )
 
     def with_memory(self, memory: object) -> Implicit:
         """Return the method with the forward solver's inverse Jacobian, if `init` is "shine".
@@ -172,8 +175,8 @@ class _ImplicitGradient(torch.autograd.Function):
 class _SecondCall:
     """A second call of a compiled `f`, for products with its Jacobian in the state alone.
 
-    The backward of a compiled `f` computes the gradients of all inputs at every product; in this
-    call the parameters require none.
+    The backward of a compiled `f` computes the gradients of all inputs at every product; in the
+    second call the parameters require no gradient.
     """
 
     def __init__(self, f: PackedFn, before: Randomness) -> None:

@@ -14,17 +14,17 @@ from torchdeq.stopping import StopRule
 
 
 class LinearSolver(ABC):
-    """The base class of linear solvers. Subclasses are frozen dataclasses, their fields options.
+    """The base class of linear solvers. Subclasses are frozen dataclasses with options as fields.
 
     A subclass defines `run(system)`, which asks the `System` for its start and for products, and
-    records residuals there.
+    records residuals in it.
     """
 
     @property
     def confirms(self) -> bool:
-        """Return whether the solver measures the reported residuals of its solutions by a product.
+        """Return whether the solver measures the residual that it reports by a product.
 
-        If not, they come from a recurrence, which may be wrong in low precision.
+        If not, the residual comes from a recurrence, which may be wrong in low precision.
         """
         return False
 
@@ -50,7 +50,7 @@ class LinearSolver(ABC):
         Args:
             matvec: the product with `A`, (B, D) to (B, D), row by row.
             b: right-hand sides, (B, D).
-            stop: `max_iter` products at most; `"rel"` is relative to $|b|$; the host reads the
+            stop: at most `max_iter` products; `"rel"` is relative to $|b|$; the host reads the
                 residuals every `check_every` products.
             x0: the start; None is zero and costs no product.
             goal: (B,) Euclidean residual norms to reach, instead of the tolerance in `stop`.
@@ -77,7 +77,7 @@ def register_linear_solver(name: str, solver: type[LinearSolver]) -> None:
     """Register a linear solver under a name, e.g. for the option `b_solver`.
 
     Args:
-        name: its name, which no fixed-point solver may have.
+        name: the name, which no fixed-point solver may have.
         solver: a frozen dataclass derived from `LinearSolver` with `run(system)`, which returns the
             solutions, (B, D).
     """

@@ -34,10 +34,10 @@ class BiCGStab(LinearSolver):
     def run(self, system: System) -> Tensor:
         x, r = system.start()
         size = row_norm(r)
-        system.note(size)
+        system.record(size)
         done = system.over(size)
         while system.left > 2 and not system.every(done, now=True):
-            first_note = system.notes
+            first_record = system.record_count
             trial = self._recurrence(system, x, r, size, done)
             trial_r = system.b - system.product(trial)
             trial_size, length = row_norm(trial_r), row_norm(trial)
@@ -47,8 +47,8 @@ class BiCGStab(LinearSolver):
             stalled = idle & ~system.solved(least) & system.at_floor(least, length)
             x, r = (torch.where(better[:, None], *p) for p in ((trial, x), (trial_r, r)))
             size = least
-            system.correct(first_note, size)
-            system.note(torch.where((trial_size < torch.inf) | done, size, torch.nan))
+            system.correct(first_record, size)
+            system.record(torch.where((trial_size < torch.inf) | done, size, torch.nan))
             if system.checks:
                 system.stall(stalled)
             # No gain: the floor of the precision, or a breakdown that a restart does not cure.
@@ -56,7 +56,7 @@ class BiCGStab(LinearSolver):
         # Too few products are left for the recurrence: take steps of steepest descent.
         while system.left and not system.every(done, now=True):
             x, r, size = self._descend(system, x, r, size, done)
-            system.note(size)
+            system.record(size)
             done = done | system.over(size)
         return x
 
@@ -67,7 +67,9 @@ class BiCGStab(LinearSolver):
         The residuals are scaled to norm 1, so that their products neither overflow nor underflow.
         """
         scale = torch.where((unit > 0) & (unit < torch.inf), unit, 1.0)[:, None]
-        first = system.take_first() / scale if r is system.b and system.knows_first else None
+        first = None
+        if r is system.b and system.has_first_product:
+            first = system.take_first_product() / scale
         r = torch.where(done[:, None], 0.0, r / scale)
         d = best = torch.zeros_like(r)
         shadow, p, rho = r, r, _dot(r, r)
@@ -91,7 +93,7 @@ class BiCGStab(LinearSolver):
             ended = (
                 ended | system.solved(lowest * scale) | (idle >= _PATIENCE) | ~(size < torch.inf)
             )
-            system.note(torch.where(done, unit, lowest * scale))
+            system.record(torch.where(done, unit, lowest * scale))
             previous, rho = rho, _dot(shadow, r)
             beta = _ratio(rho, previous) * _ratio(alpha, omega)
             p = torch.where(ended[:, None], 0.0, r + beta * (p - omega * v))

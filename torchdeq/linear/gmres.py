@@ -37,11 +37,11 @@ class GMRES(LinearSolver):
 
     The basis is orthogonalised twice (classical Gram-Schmidt as batched products) in the working
     precision. With a tolerance, the small linear algebra runs in float64 on the host, which reads
-    one row per system every `check_every` products. Without a tolerance nothing is read: it runs on
-    the device, in the best precision of the device. Memory: `restart + 1` states.
+    one row per system every `check_every` products. Without a tolerance the host reads nothing: the
+    small linear algebra runs on the device, in its best precision. Memory: `restart + 1` states.
 
     Args:
-        restart: the number of products after which the basis is discarded.
+        restart: the number of products after which a cycle ends and discards its basis.
         confirm: whether to spend one product per cycle on measuring the residual. The recurrence
             alone underestimates it in low precision, for nearly singular systems and for rows that
             depend on each other.
@@ -61,7 +61,7 @@ class GMRES(LinearSolver):
     def run(self, system: System) -> Tensor:
         x, r = system.start()
         size = row_norm(r)
-        system.note(size)
+        system.record(size)
         if system.finished(size):
             return x
         done = system.over(size)
@@ -80,9 +80,9 @@ class GMRES(LinearSolver):
             stuck = system.over(trial_size) | ~(better & (trial_size < _STAGNANT * size))
             x, r = (torch.where(better[:, None], *p) for p in ((cycle.x, x), (trial_r, r)))
             size = torch.where(better, trial_size, size)
-            notes = torch.maximum(cycle.estimates, size)  # estimates below `size` are too low
+            sizes = torch.maximum(cycle.estimates, size)  # estimates below `size` are too low
             last = torch.where(trial_size < torch.inf, size, torch.nan)
-            system.note_many(torch.cat((notes[:-1], last[None])), cycle.nfe)
+            system.record_many(torch.cat((sizes[:-1], last[None])), cycle.nfe)
             if system.checks:
                 if stalled is not None:
                     system.stall(stalled)
@@ -120,7 +120,7 @@ class GMRES(LinearSolver):
 
         Ends after `restart` products, with the budget, or once no system needs another column.
         """
-        k = min(self.restart, max(1, system.left - self.confirm) + system.knows_first)
+        k = min(self.restart, max(1, system.left - self.confirm) + system.has_first_product)
         V = r.new_empty(k + 1, *r.shape)
         torch.div(r, torch.where(beta > 0, beta, 1.0)[:, None], out=V[0])
         every = system.stop.check_every if system.checks else k
@@ -128,8 +128,8 @@ class GMRES(LinearSolver):
         rows: list[Tensor] = []
         nfe: list[int] = []
         for j in range(k):
-            if system.knows_first:
-                w = system.take_first() / torch.where(beta > 0, beta, 1.0)[:, None]
+            if system.has_first_product:
+                w = system.take_first_product() / torch.where(beta > 0, beta, 1.0)[:, None]
             else:
                 w = system.product(V[j])
             rows.append(_extend(V, j, w))

@@ -30,27 +30,28 @@ class Neumann(LinearSolver):
     def run(self, system: System) -> Tensor:
         x, r = system.start()
         size = row_norm(r)
-        system.note(size)
-        best, bar = x, torch.where(system.over(size), -inf, size)  # -inf: finished
-        low, recent = size, []
-        while system.left and not (system.checks and system.every(bar == -inf)):
+        system.record(size)
+        best, lowest = x, torch.where(system.over(size), -inf, size)  # -inf: finished
+        previous_lowest, recent = size, []
+        while system.left and not (system.checks and system.every(lowest == -inf)):
             x = r if r is system.b else x + r  # the first sum of a zero start is b itself
             r = system.b - system.product(x)
             size = row_norm(r)
-            system.note(size)
-            better = size < bar  # False for NaN
+            system.record(size)
+            better = size < lowest  # False for NaN
             best = torch.where(better[:, None], x, best)
-            bar = torch.fmin(bar, size)
+            lowest = torch.fmin(lowest, size)
             if not system.checks:
                 continue
-            bar = torch.where(system.over(size), -inf, bar)
+            lowest = torch.where(system.over(size), -inf, lowest)
             recent.append(size)
             if len(recent) == _PATIENCE:
                 sizes, recent = torch.stack(recent), []
-                lowest = sizes.amin(0)
-                steady = (sizes.diff(dim=0) < 0).all(0) & (lowest < low)
-                idle = ~(lowest < 0.9 * low) & ~steady
-                stalled = idle & (bar > -inf) & system.at_floor(lowest, row_norm(x))
+                recent_lowest = sizes.amin(0)
+                steady = (sizes.diff(dim=0) < 0).all(0) & (recent_lowest < previous_lowest)
+                idle = ~(recent_lowest < 0.9 * previous_lowest) & ~steady
+                stalled = idle & (lowest > -inf) & system.at_floor(recent_lowest, row_norm(x))
                 system.stall(stalled)
-                bar, low = torch.where(stalled, -inf, bar), torch.fmin(low, lowest)
+                lowest = torch.where(stalled, -inf, lowest)
+                previous_lowest = torch.fmin(previous_lowest, recent_lowest)
         return best

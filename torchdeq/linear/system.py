@@ -74,7 +74,7 @@ class System:
         self._matvec, self._autocast = matvec, AutocastState(b.device)
         self._sizes: list[Tensor] = []
         self._nfe: list[int] = []
-        self._stalled: Tensor | None = None  # (B,) the note at which each system stalled, else -1
+        self._stalled: Tensor | None = None  # (B,) the record at which each stalled, else -1
         self._last_read: int | None = None  # products when the device was last read
 
     def _valid(self, t: Tensor) -> Tensor:
@@ -94,20 +94,20 @@ class System:
         return self.stop.max_iter - self.products
 
     @property
-    def knows_first(self) -> bool:
+    def has_first_product(self) -> bool:
         """Return whether the caller passed the product with `b` and the solver has not used it."""
         return self._first is not None
 
-    def take_first(self) -> Tensor:
-        """Return the product with `b` that the caller passed; possible once."""
+    def take_first_product(self) -> Tensor:
+        """Return the product with `b` that the caller passed; a solver may take it once."""
         assert self._first is not None
         first, self._first = self._first, None
         return first
 
     def product(self, x: Tensor) -> Tensor:
         """Return `A x` and count it, unless `x` is `b` and the caller passed this product."""
-        if x is self.b and self.knows_first:
-            return self.take_first()
+        if x is self.b and self.has_first_product:
+            return self.take_first_product()
         self.products += 1
         with self._autocast.restored():
             y = self._matvec(x.to(self._dtype))
@@ -128,18 +128,18 @@ class System:
         return residual <= self.goal
 
     def over(self, residual: Tensor) -> Tensor:
-        """Return (B,) whether each system is solved or has a residual that is not finite."""
+        """Return (B,) whether each system is solved, or has a residual that is not finite."""
         return ~((residual > self.goal) & (residual < inf))
 
     def finished(self, residual: Tensor) -> bool:
-        """Return whether every system is solved or not finite; reads the device like `every`."""
+        """Return whether `over` holds for every system; reads the device as seldom as `every`."""
         return self.checks and self.every(self.over(residual))
 
     def every(self, flags: Tensor, now: bool = False) -> bool:
         """Return whether all flags are set, as far as the host may read them.
 
-        It reads one flag every `check_every` products, or `now`. In between, and without a
-        tolerance, it reads nothing and returns False.
+        The host reads one flag every `check_every` products, or `now`. In between, and without a
+        tolerance, it reads nothing and the answer is False.
         """
         if not self.checks:
             return False
@@ -149,11 +149,11 @@ class System:
         self._last_read = self.products
         return bool(flags.all())
 
-    def note(self, residual: Tensor) -> None:
+    def record(self, residual: Tensor) -> None:
         """Record residual norms, (B,), after the products so far."""
-        self.note_many(residual[None], [self.products])
+        self.record_many(residual[None], [self.products])
 
-    def note_many(self, residuals: Tensor, products: Sequence[int]) -> None:
+    def record_many(self, residuals: Tensor, products: Sequence[int]) -> None:
         """Record residual norms, (K, B), after the given numbers of products."""
         self._sizes.extend(residuals.unbind(0))
         self._nfe.extend(products)
@@ -162,41 +162,41 @@ class System:
         """Raise estimates to the true residual where that is larger.
 
         Args:
-            since: the value of `notes` before the first of these estimates.
+            since: the value of `record_count` before the first of these estimates.
             residual: (B,) true residual norms.
         """
         for i in range(since, len(self._sizes)):
             self._sizes[i] = torch.maximum(self._sizes[i], residual)
 
     @property
-    def notes(self) -> int:
+    def record_count(self) -> int:
         """Return how many residual norms of each system the solver has recorded."""
         return len(self._sizes)
 
-    def at_floor(self, residual: Tensor, x: Tensor) -> Tensor:
+    def at_floor(self, residual: Tensor, length: Tensor) -> Tensor:
         """Return (B,) whether residuals have reached the limit of the precision of products.
 
         Args:
             residual: (B,) true residual norms.
-            x: (B,) norms of the solutions.
+            length: (B,) norms of the solutions.
         """
         floor = precision_floor(self.eps)
-        least = floor * torch.maximum(self.size, x)
+        least = floor * torch.maximum(self.size, length)
         # A nearly singular system may have a solution so large that its rounding exceeds b.
         flags: Tensor = (residual <= least) & (residual <= max(floor, self.eps**0.5) * self.size)
         return flags
 
-    def sensible(self, residual: Tensor, x: Tensor) -> Tensor:
+    def sensible(self, residual: Tensor, length: Tensor) -> Tensor:
         """Return (B,) whether solutions are of moderate size or have small residuals.
 
-        In a singular system, an enormous x may reduce the residual only a little.
+        In a singular system, an enormous solution may reduce the residual only a little.
 
         Args:
             residual: (B,) true residual norms.
-            x: (B,) norms of the solutions.
+            length: (B,) norms of the solutions.
         """
-        most = max(1e5, torch.finfo(self._work_dtype).eps ** -0.5)
-        moderate = x <= most * (self.size + self._start_norm)
+        limit = max(1e5, torch.finfo(self._work_dtype).eps ** -0.5)
+        moderate = length <= limit * (self.size + self._start_norm)
         flags: Tensor = moderate | (residual <= 0.01 * self.size)
         return flags
 
@@ -204,7 +204,8 @@ class System:
         """Record that systems have stalled at the last recorded residual."""
         if self._stalled is None:
             self._stalled = torch.full_like(flags, -1, dtype=torch.long)
-        self._stalled = torch.where(flags & (self._stalled < 0), self.notes - 1, self._stalled)
+        new = flags & (self._stalled < 0)
+        self._stalled = torch.where(new, self.record_count - 1, self._stalled)
 
     def solution(self, x: Tensor) -> LinearSolution:
         """Return solutions with the statistics of the recorded residuals."""
@@ -222,7 +223,7 @@ class System:
 
 
 def _check_inputs(b: Tensor, x0: Tensor | None, first: Tensor | None) -> None:
-    """Raise `ValueError` for a `b` that is no matrix, and for a start or product not like it."""
+    """Raise `ValueError` unless `b` is a matrix and the start and first product have its shape."""
     if b.dim() != 2 or not b.is_floating_point():
         raise ValueError(
             f"b must be a floating-point matrix (B, D), got {b.dtype} {tuple(b.shape)}"

@@ -44,13 +44,13 @@ def jac_reg(f0: State, z0: State, vecs: int = 1, create_graph: bool = True) -> T
         raise ValueError(
             f"vecs, the number of random vectors, must be a whole number >= 1, got {vecs}"
         )
-    at = _Linearisation(f0, z0)
-    total = torch.zeros((), dtype=at.dtype, device=at.packing.device)
+    linear = _Linearisation(f0, z0)
+    total = torch.zeros((), dtype=linear.dtype, device=linear.packing.device)
     for _ in range(int(vecs)):
-        v = [torch.randn(z.shape, dtype=z.dtype, device=z.device) for z in at.inputs]
-        for product in at.vjp(v, create_graph):
-            total = total + product.to(at.dtype).square().sum()
-    return total / vecs / max(1, sum(z.numel() for z in at.inputs))
+        v = [torch.randn(z.shape, dtype=z.dtype, device=z.device) for z in linear.inputs]
+        for product in linear.vjp(v, create_graph):
+            total = total + product.to(linear.dtype).square().sum()
+    return total / vecs / max(1, sum(z.numel() for z in linear.inputs))
 
 
 class Eigenpair(NamedTuple):
@@ -72,11 +72,11 @@ def power_method(f0: State, z0: State, n_iters: int = 100) -> Eigenpair:
         z0: the state: a tensor, or a tuple, list or dict of tensors, that require grad.
         n_iters: the maximum number of products with the Jacobian.
     """
-    at = _Linearisation(f0, z0)
-    packing = at.packing
+    linear = _Linearisation(f0, z0)
+    packing = linear.packing
 
     def vjp(v: Tensor) -> Tensor:
-        return packing.join(at.vjp(packing.split(v), create_graph=False))
+        return packing.join(linear.vjp(packing.split(v), create_graph=False))
 
     vector, radius = spectral_radius(vjp, packing.pack(z0), n_iters)
     return Eigenpair(packing.unpack(vector), radius)
@@ -117,13 +117,13 @@ def spectral_radius(
         raise ValueError(f"basis, the number of basis vectors, must be at least 4, got {basis}")
     dim = max(1, z.shape[1])
     size = dim if dim <= 2 * basis else basis  # a basis of the whole space needs no restart
-    krylov = _Krylov(vjp, z, min(size, n_iters))  # restores the autocast in force here for `vjp`
+    krylov = _Krylov(vjp, z, min(size, n_iters))  # before autocast is suspended: `vjp` needs it
     with AutocastState(z.device).suspended():
         return krylov.leading_pair(n_iters)
 
 
 class _Linearisation:
-    """The graph from `z0` to `f0`, with checks that there is one."""
+    """The graph from `z0` to `f0`, for products with the Jacobian."""
 
     def __init__(self, f0: State, z0: State) -> None:
         self.packing = Packing(z0)
@@ -189,7 +189,7 @@ class _Krylov:
         self.finite = z.new_ones(len(z), dtype=torch.bool)
 
     def leading_pair(self, n_iters: int) -> Eigenpair:
-        """Grow and compress the bases until the leading pairs have converged."""
+        """Return the leading pairs, after at most `n_iters` products."""
         dim = max(1, self.V.shape[2])
         for k in range(1, n_iters + 1):
             self.grow()
@@ -206,12 +206,12 @@ class _Krylov:
 
     @property
     def full(self) -> bool:
-        """Whether the basis has no room for another vector."""
+        """Return whether the basis has no room for another vector."""
         return self.j == self.size
 
     @property
     def check_due(self) -> bool:
-        """Whether to compute eigenvalues now: for a batch they cost as much as several products."""
+        """Return whether to compute eigenvalues now; they cost as much as several products."""
         return self.j in (8, 16, 40) or self.full
 
     def grow(self) -> None:

@@ -85,7 +85,7 @@ def remove_norm(model: nn.Module) -> None:
 
 
 def register_norm(norm_type: str, norm_class: type[Any]) -> None:
-    """Register a normalisation of your own by name, for `apply_norm`.
+    """Register a norm under a name, for `apply_norm`.
 
     Args:
         norm_type: the name.
@@ -131,7 +131,7 @@ def register_norm_module(
 
 
 def _chosen_norm(norm_type: str, config: DEQConfig) -> str:
-    """Return the name of the norm: the one in the program's options if they have one."""
+    """Return the name of the norm: that in the options of the program, or else `norm_type`."""
     configured: str = config.get("norm_type", norm_type)
     if norm_type not in ("weight_norm", configured):  # the default is not a user's choice
         warnings.warn(
@@ -143,15 +143,17 @@ def _chosen_norm(norm_type: str, config: DEQConfig) -> str:
 
 
 def _warn_no_target(model: nn.Module, norm_type: str) -> None:
+    """Warn that a norm has nothing to normalise in a model."""
     kinds = ", ".join(kind.__name__ for kind in NORMS[norm_type]._target_modules)
     warnings.warn(
-        f"{norm_type!r} found nothing to normalise in {type(model).__name__}: it looks for {kinds}",
+        f"{norm_type!r} found nothing to normalise in {type(model).__name__}: it normalises {kinds}"
+        "; call register_norm_module for other layers",
         stacklevel=stack_level(),
     )
 
 
 def _find_norm(module: nn.Module) -> Any:
-    """Return the norm of a module or None; a norm of your own may be a submodule.
+    """Return the norm of a module or None; the norm of a program may be a submodule.
 
     `getattr` with a default is slow: a missing attribute costs an exception.
     """

@@ -80,7 +80,7 @@ class Norm(ABC):
 
     @abstractmethod
     def split(self, weight: Tensor, dim: int) -> Parts:
-        """Return, by suffix, the parameters and buffers from which `weight` computes a weight."""
+        """Return, by suffix, the parameters and buffers from which the method `weight` computes."""
 
     @abstractmethod
     def weight(self, parts: Parts, dim: int) -> Tensor:

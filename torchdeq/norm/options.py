@@ -20,7 +20,7 @@ FLAGS = {
 }
 
 
-def read_options(norm: Any, args: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def read_options(norm: Any, args: Any, keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the dataclass `norm` that keywords (in either spelling) and `args` set.
 
     `args` stands for the command line and overrides the keywords, as in torchdeq 0.1.0, with a
@@ -29,13 +29,13 @@ def read_options(norm: Any, args: Any, given: Mapping[str, Any]) -> dict[str, An
     names = {f.name for f in fields(norm)} - {"names", "dims"}
     flags = {flag: name for flag, name in FLAGS.items() if name in names}
     options: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in keywords.items():
         name = flags.get(key, key)
         if name not in names:
             tail = suggest(key, [*names, *flags])
             raise TypeError(f"{norm.__name__} has no option {key!r}{tail}")
         if name in options:
-            raise TypeError(f"{key!r} and its other name both set one option: pass one of them")
+            raise TypeError(f"{key!r} and its other name set the same option: pass one of them")
         options[name] = _field_value(key, value)
     config = args if isinstance(args, DEQConfig) else DEQConfig(args)
     for flag, name in flags.items():

@@ -17,7 +17,7 @@ from torchdeq.trace import Trace
 @SOLVERS.register("auto")
 @dataclass(frozen=True, kw_only=True)
 class Auto(Solver[None]):
-    """Plain iteration, then Anderson, Broyden and Newton-Krylov for the samples that failed.
+    """A chain: plain iteration, then Anderson, Broyden and Newton-Krylov for samples that failed.
 
     Every solver gets an equal part of the remaining budget and starts at the best states so far.
     Samples that have converged keep their states; with `compact=True` they are not evaluated again.
@@ -34,12 +34,15 @@ class Auto(Solver[None]):
     def __post_init__(self) -> None:
         object.__setattr__(self, "chain", tuple(self.chain))
         if not self.chain:
-            raise ValueError("the chain needs at least one solver")
+            raise ValueError("chain must name at least one solver, got none")
         for name in self.chain:
             if SOLVERS[name] is Auto:
-                raise ValueError("auto cannot be part of its own chain")
+                raise ValueError(f"auto cannot be part of its own chain: drop it from {self.chain}")
             if not SOLVERS[name].chains:
-                raise ValueError(f"{name!r} returns no residuals, so a chain cannot go on from it")
+                raise ValueError(
+                    f"{name!r} returns no residuals, so the next solver cannot continue from it: "
+                    f"drop it from the chain {self.chain}"
+                )
 
     def run(self, problem: Problem, loop: Loop) -> Outcome:
         stop, f = problem.stop, problem.f
@@ -69,7 +72,7 @@ class Auto(Solver[None]):
 
 
 class _Stage:
-    """The part of one solver in the chain; with compaction, on the unfinished samples only."""
+    """The problem for one solver of the chain; with compaction, of the unfinished samples only."""
 
     def __init__(
         self,
@@ -92,14 +95,14 @@ class _Stage:
         """Return the states of the stage together with those of the other samples."""
         return z if self.rows is None else self.z.index_copy(0, self.rows, z)
 
-    def whole_trace(self, trace: Trace, before: Trace | None) -> Trace:
+    def whole_trace(self, trace: Trace, earlier: Trace | None) -> Trace:
         """Return the trace of the stage for the whole batch; other samples keep their values."""
-        if self.rows is None or before is None:
+        if self.rows is None or earlier is None:
             return trace
         rows, n = self.rows, len(trace.sizes)
         sizes, norms = (
             old[-1:].expand(n, -1).index_copy(1, rows, new)
-            for old, new in ((before.sizes, trace.sizes), (before.norms, trace.norms))
+            for old, new in ((earlier.sizes, trace.sizes), (earlier.norms, trace.norms))
         )
         stalled = None
         if trace.stalled is not None:

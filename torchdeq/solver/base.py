@@ -23,8 +23,8 @@ class Iterate(NamedTuple):
     Args:
         z: the point at which the solver evaluated `f`.
         fz: its image.
-        g: the residual `fz - z` if the solver has computed it. The loop reads it before the next
-            step, so it may be in a buffer of the solver.
+        g: the residual `fz - z` if the solver has computed it. It may be in a buffer of the
+            solver: the loop reads it before the next step.
         x: the answer of the solver at this point if that is not `fz`.
         fresh: whether the solver never writes into the answer again; False if the answer is in a
             buffer of the solver.
@@ -38,7 +38,7 @@ class Iterate(NamedTuple):
 
     @property
     def residual(self) -> Tensor:
-        """Return `g`, computed if the solver has not done so."""
+        """Return the residual `fz - z`: `g`, or computed if `g` is None."""
         return self.fz - self.z if self.g is None else self.g
 
     def take(self, rows: Tensor) -> Iterate:
@@ -97,7 +97,7 @@ class Outcome:
     states: list[Tensor]  # the recorded states, as many as `Problem.record` has entries
     trace: Trace
     nfe: int
-    stats: SolverStat | None = None  # instead of the statistics of the trace
+    stats: SolverStat | None = None  # None: the loop computes them from the trace
     memory: Any = None  # the state of the solver after its last step
 
 
@@ -116,16 +116,16 @@ class Solver(ABC, Generic[S]):
     Class attributes describe a solver to the library and to its tests, which run for every
     registered solver. A subclass overrides those whose default is wrong for it:
 
-    - `watches`: the solver checks its residuals and stops at the tolerance. If not, no failure is
-      reported.
+    - `watches`: the solver checks its residuals and stops at the tolerance. The library reports no
+      failure of a solver that does not.
     - `chains`: the solver returns the residuals of its iterates, so that `Auto` can continue with
       the samples it did not solve.
     - `answers_point`: the answer at an iterate is the point $z$, not its image $f(z)$.
-    - `needs_contraction`: without damping, convergence is only to be expected if `f` contracts.
+    - `needs_contraction`: without damping, the solver converges in general only if `f` contracts.
     - `plans_by_budget`: the steps depend on the whole budget, so that a solve with a smaller budget
       is not the beginning of one with a larger budget.
     - `options_without_jvp`: options with which the solver only evaluates `f`, for maps without
-      forward-mode differentiation. Empty for a solver that never differentiates `f`.
+      forward-mode differentiation. They are empty for a solver that never differentiates `f`.
     - `aliases`: other names of options, from published interfaces.
     """
 

@@ -54,7 +54,7 @@ class Broyden(Solver[Secant]):
         alpha: step size.
         update: `"good"` or `"bad"`; the bad update saves a product, but is worse on stiff problems.
         ls: search for the step length by backtracking on the squared residual.
-        ls_tries: evaluations of one search at most.
+        ls_tries: evaluations of one search, at most.
     """
 
     l_thres: int | None = None
@@ -91,7 +91,7 @@ class Broyden(Solver[Secant]):
         self._learn(state, _wide(new_z) - z, g, _wide(new_g), 1 + f.left)
         return Iterate(new_z, fz, new_g, x=new_z), state
 
-    def _learn(self, state: Secant, dz: Tensor, g: Tensor, new_g: Tensor, coming: int) -> None:
+    def _learn(self, state: Secant, dz: Tensor, g: Tensor, new_g: Tensor, remaining: int) -> None:
         """Add the rank-one term of a step and set `state.Hg` to $H g$ at the new residual.
 
         Args:
@@ -99,10 +99,10 @@ class Broyden(Solver[Secant]):
             dz: (B, D) the step.
             g: (B, D) the residual before it.
             new_g: (B, D) the residual after it.
-            coming: terms that the budget still allows, this one included.
+            remaining: terms that the budget still allows, with this one.
         """
         H, Hg = state.H, state.Hg
-        if H.make_room(coming):
+        if H.make_room(remaining):
             Hg = H.matvec(g)
         new_Hg = H.matvec(new_g)
         Hdg, unit = new_Hg - Hg, state.unit

@@ -1,4 +1,4 @@
-"""Plain iteration: apply f repeatedly, with optional damping, with or without residual checks."""
+"""Plain iteration: apply `f` repeatedly, damped or not, with or without residual checks."""
 
 from __future__ import annotations
 

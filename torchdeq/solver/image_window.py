@@ -59,7 +59,7 @@ class ImageWindow(Window):
         slot = self.count % self.m
         image = self._images[slot]
         if self.dtype == image.dtype:
-            fz = f(z, into=image)  # written straight into its slot
+            fz = f(z, into=image)  # `f` writes the image into its slot
         else:
             fz = f(z)
             image.copy_(fz)
@@ -86,9 +86,9 @@ class ImageWindow(Window):
     def guard(self, growth: float) -> None:
         if self.count < 2:
             return
-        size = self.gram.diagonal(dim1=1, dim2=2)  # (B, m) |g|^2
+        squares = self.gram.diagonal(dim1=1, dim2=2)  # (B, m) |g|^2
         newest, before = self.newest, (self.count - 2) % self.m
-        grown = (size[:, newest] > growth**2 * size[:, before]).view(-1, 1, 1)
+        grown = (squares[:, newest] > growth**2 * squares[:, before]).view(-1, 1, 1)
         only = self.eye[newest].view(1, -1, 1)
         drop = grown & ((only * only.mT) == 0)
         self.gram.copy_(torch.where(drop, self.eye, self.gram))

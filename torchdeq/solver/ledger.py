@@ -14,8 +14,8 @@ from torchdeq.solver.shared_score import HostSharedScore, SharedScore
 from torchdeq.stopping import precision_floor
 from torchdeq.trace import Trace
 
-_DEFER = 32  # iterates to compare at once if no decision is needed in between
-_SMALL = 1 << 13  # numbers in a state; storing many larger ones costs more (cache) than it saves
+_DEFER = 32  # iterates to compare at once if the solve decides nothing in between
+_SMALL = 1 << 13  # numbers in a state; keeping many larger states costs more (cache) than it saves
 _FEW, _VERY_FEW = 256, 64  # samples
 _PATIENCE = 4  # checks without a 10 % gain before a residual at the precision floor has stalled
 
@@ -44,21 +44,21 @@ class Ledger:
         self._every = stop.check_every if self.goal else _DEFER if self._defers else 1
         # (b,) the lowest residual so far; -inf once a sample has finished.
         self._lowest = z0.new_full(z0.shape[:1], inf, dtype=dtype) if lowest is None else lowest
-        self._finished = self._lowest.new_full((), -inf)  # made once, not at each check
+        self._finished = self._lowest.new_full((), -inf)  # created once, not at each check
         self._index = torch.arange(len(z0), device=z0.device)
         self._spare = self._index.new_full((), len(z0))
         self._buffer: Tensor | None = None  # (b + 1, D): the best states and a spare row
         self._pending: list[Iterate] = []
-        self._residuals: list[tuple[Tensor, Tensor] | None] = []  # |g| and |f(z)| of those, (b,)
+        self._residuals: list[tuple[Tensor, Tensor] | None] = []  # their |g| and |f(z)|, (b,)
         self._sizes: list[Tensor] = []  # |g| by iterate, (b,)
         self._norms: list[Tensor] = []  # |f(z)| by iterate, (b,)
         # On the host, Python counts a few numbers faster than torch.
-        self._lists = len(z0) <= _FEW and numbers.reads_are_free(z0.device)
+        self._few_on_host = len(z0) <= _FEW and numbers.reads_are_free(z0.device)
         self._shared_score: SharedScore | None = None
         self._scores: list[Tensor] = []  # scores of shared iterates, (b,)
         self._checks = 0
         self._nfe: list[int] = []
-        self._previous_lowest = self._lowest  # (b,) when stalls were last looked for
+        self._previous_lowest = self._lowest  # (b,) at the last search for stalls
         self._lowest_relative = torch.full_like(self._lowest, inf)
         self._stalled: Tensor | None = None  # (B,) the iterate at which a sample stalled, else -1
         # Set once samples have left the batch:
@@ -88,7 +88,7 @@ class Ledger:
         if any(residuals):
             measured = [r or self._measure(it) for r, it in zip(residuals, pending, strict=True)]
             size, norm = (torch.stack(ts) for ts in zip(*measured, strict=True))
-        rough = self._defers and self._lists
+        rough = self._defers and self._few_on_host
         if not any(residuals) or (rough and not (in_range(size) and in_range(norm))):
             z, fz = (torch.stack(ts) for ts in zip(*(it[:2] for it in pending), strict=True))
             size, norm = row_norm(fz - z), row_norm(fz)
@@ -145,8 +145,8 @@ class Ledger:
         return (size, norm) if self._scale is None else (size / self._scale, norm / self._scale)
 
     def _measure_roughly(self, it: Iterate) -> tuple[Tensor, Tensor]:
-        """Return the same by plain norms; `flush` checks their range for many iterates at once."""
-        if it.fz.dtype.itemsize < 4 or not self._lists:
+        """Return |g| and |f(z)| by plain norms; `flush` checks the range of many norms at once."""
+        if it.fz.dtype.itemsize < 4 or not self._few_on_host:
             return self._measure(it)
         return tuple(torch.linalg.vector_norm(t, dim=-1) for t in (it.residual, it.fz))
 
@@ -156,7 +156,7 @@ class Ledger:
         if not self._shared or not score.numel():
             return score
         if self._shared_score is None:
-            few = self._lists and len(score) <= _VERY_FEW
+            few = self._few_on_host and len(score) <= _VERY_FEW
             self._shared_score = (HostSharedScore if few else SharedScore)(score, self.goal)
         self._scores.append(self._shared_score.update(score))
         return self._scores[-1]
@@ -177,7 +177,7 @@ class Ledger:
             self._overwrite(better, answer)
 
     def _compare_many(self, size: Tensor, norm: Tensor, answers: list[Tensor]) -> None:
-        """Compare K iterates, with residuals (K, b), none of whose answers is overwritten yet."""
+        """Compare K iterates, with residuals (K, b); the solver has overwritten no answer yet."""
         self._sizes.extend(size.unbind(0))
         self._norms.extend(norm.unbind(0))
         score = self.stop.measure(size, norm)
@@ -194,7 +194,7 @@ class Ledger:
             self.best = torch.cat((self.best, *answers)).index_select(0, rows)
 
     def _check(self, score: Tensor, answer: Tensor, fresh: bool) -> None:
-        """Keep each sample at its first state within the tolerance; count the unfinished ones."""
+        """Keep each sample at its first state within the tolerance; count unfinished samples."""
         better = score < self._lowest
         # Within the tolerance or NaN: finished. The value -inf of a finished sample stays.
         lowest = torch.fmin(self._lowest, score)
@@ -210,7 +210,7 @@ class Ledger:
 
     def _counts(self, better: Tensor) -> tuple[int, int]:
         """Return how many samples improved and how many are unfinished; one read of the device."""
-        if self._lists:
+        if self._few_on_host:
             lowest = self._lowest.tolist()
             return sum(better.tolist()), len(lowest) - lowest.count(-inf)
         improved, running = torch.stack((better, self._lowest > -inf)).sum(1).tolist()
@@ -220,7 +220,7 @@ class Ledger:
         """Replace the best states of some samples.
 
         Rows that are not better are copied into a spare row: this takes two thirds of the time of
-        `torch.where` with a broadcast mask, and the host needs to know no row.
+        `torch.where` with a broadcast mask, and the host reads no row numbers.
         """
         b = len(better)
         if self._buffer is None:

@@ -35,7 +35,7 @@ def backtrack(f: FixedPointFn, z: Tensor, d: Tensor, g: Tensor, tries: int) -> T
         z: (B, D) the points to start from.
         d: (B, D) the directions.
         g: (B, D) the residuals at `z`.
-        tries: trials at most; the budget of `f` limits them, too.
+        tries: trials, at most; the budget of `f` limits them, too.
     """
     size = row_norm(g, keepdim=True)
     unit = torch.where(size > 0, size, 1.0)  # squares of residuals could leave the range

@@ -20,7 +20,8 @@ from torchdeq.stats import SolverStat
 from torchdeq.stopping import StopRule
 from torchdeq.tracing import untraced
 
-#: Drop finished samples once this fraction of the batch is left; 0.5 to 0.99 cost about the same.
+#: Drop finished samples once at most this fraction of the batch is unfinished; 0.5 to 0.99 cost
+#: about the same.
 _COMPACT_AT = 0.8
 
 
@@ -100,7 +101,8 @@ def solve_packed(
         on_failure: how to report samples that did not converge.
         scale: (B,) divisors of the residuals, applied before comparisons and reports.
         shared: all samples keep the same iterate.
-        keep_memory: return the last state of the solver, too, e.g. Broyden's inverse Jacobian.
+        keep_memory: return the state of the solver after its last step, too, e.g. Broyden's inverse
+            Jacobian.
 
     Returns:
         The states, (B, D) each, and the statistics.
@@ -128,7 +130,7 @@ def solve_packed(
 
 
 def _check_request(solver: object, record: Sequence[int], compact: bool, shared: bool) -> None:
-    """Raise for an argument that is no solver, bad numbers to record, and options that clash."""
+    """Raise for an argument that is not a solver, bad numbers to record, and clashing options."""
     if not isinstance(solver, Solver):
         raise TypeError(
             f"solver must be a Solver such as Anderson(), got {solver!r}; "
@@ -137,7 +139,7 @@ def _check_request(solver: object, record: Sequence[int], compact: bool, shared:
     if any(k != int(k) or k < 0 for k in record):
         raise ValueError(f"record takes whole numbers of evaluations >= 0, got {list(record)}")
     if shared and compact:
-        raise ValueError("shared=True keeps the whole batch to the end: drop compact=True")
+        raise ValueError("shared=True keeps the whole batch to the end: drop it, or compact=True")
 
 
 def iterate(solver: Solver[Any], problem: Problem) -> Outcome:

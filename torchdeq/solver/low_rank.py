@@ -35,20 +35,20 @@ class LowRank:
         other.limit, other.initial = limit, self.rank
         return other
 
-    def make_room(self, coming: int) -> bool:
+    def make_room(self, remaining: int) -> bool:
         """Make sure that a row is free; return whether this dropped all added terms.
 
         Each term depends on the terms before it, so dropping only the oldest would leave a wrong
         operator.
 
         Args:
-            coming: terms that the caller may still add; no more rows are allocated.
+            remaining: terms that the caller may still add, which limit the rows to allocate.
         """
         dropped = self.limit is not None and self.rank - self.initial >= self.limit
         if dropped:
             self.rank = self.initial
         if self.rank == len(self.U):
-            most = self.rank + coming
+            most = self.rank + remaining
             if self.limit is None:
                 self._grow(min(most, max(_FIRST, 2 * self.rank)))
             else:  # allocate the few rows at once: unwritten memory costs nothing

@@ -38,12 +38,12 @@ class NewtonKrylov(Solver[Forcing]):
 
     Each product with the Jacobian counts as one evaluation of `f`. The forcing term follows
     Eisenstat and Walker (1996), and $t$ comes from backtracking on $|g|^2$. The answer is the point
-    $z$. Unlike plain iteration, it does not need `f` to contract.
+    $z$. Unlike plain iteration, the method does not need `f` to contract.
 
     Args:
-        inner: Jacobian products per Newton step at most.
+        inner: Jacobian products per Newton step, at most.
         eta: largest relative residual accepted from GMRES.
-        ls_tries: trials of the line search at most; 1 always takes the whole step.
+        ls_tries: trials of the line search, at most; 1 always takes the whole step.
         jacobian: `"exact"` differentiates `f` in forward mode; `"difference"` takes a finite
             difference, for maps without forward mode (fused attention, some custom functions).
     """
@@ -100,7 +100,7 @@ class NewtonKrylov(Solver[Forcing]):
                 return f.jvp(it.z, v)
             except (NotImplementedError, RuntimeError) as error:
                 raise NotImplementedError(
-                    "newton_krylov differentiates f in forward mode, which failed; pass "
+                    "newton_krylov differentiates f in forward mode, which failed: pass "
                     f"jacobian='difference' ({error})"
                 ) from error
         norm = row_norm(v, keepdim=True)

@@ -47,11 +47,11 @@ class SharedScore:
 
 
 class HostSharedScore(SharedScore):
-    """The same for a few samples on the host, where Python numbers are faster than tensors."""
+    """The shared score of a few samples on the host, where Python numbers are faster."""
 
     def __init__(self, first: Tensor, goal: float) -> None:
         super().__init__(first, goal)
-        self._most = float(self._limit)
+        self._host_limit = float(self._limit)
         self._given_up_list = [False] * len(first)
         self._met_list = [False] * len(first)
 
@@ -59,7 +59,7 @@ class HostSharedScore(SharedScore):
         given_up, met, goal = self._given_up_list, self._met_list, self._goal
         values, worst = score.tolist(), -inf
         for i, value in enumerate(values):
-            if given_up[i] or not value <= self._most:
+            if given_up[i] or not value <= self._host_limit:
                 given_up[i] = True
                 continue
             if value <= goal:
