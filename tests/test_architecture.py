@@ -20,8 +20,9 @@ ROOT = Path(torchdeq.__file__).parents[1]
 #: The parts of the library, from the ground up: a part imports only itself and parts of rows above.
 LAYERS = [
     "_torch autocast callers coupling initial notes pytree randomness reach registry compat.names",
-    "aliasing dropout modules numbers option packing stopping tracing compat.ignored",
-    "memory packed trace",
+    "aliasing checks dropout modules numbers option packing tracing compat.ignored",
+    "memory packed stopping",
+    "trace",
     "stats",
     "failures solution",
     "config",

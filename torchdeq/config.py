@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, InitVar, dataclass, fields
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from torchdeq.checks import require, require_choice, require_damping
 from torchdeq.compat.names import WITHOUT_EFFECT, current_name
 from torchdeq.coupling import parse_coupling
 from torchdeq.failures import POLICIES
@@ -16,8 +17,6 @@ from torchdeq.option import (
     convert,
     option,
     read_options,
-    require,
-    require_choice,
     warn_near_misses,
 )
 from torchdeq.stopping import MODES, NORMS, StopRule
@@ -233,7 +232,7 @@ class DEQConfig:
         require(self.eval_f_max_iter >= 0, "eval_f_max_iter must be >= 0", self.eval_f_max_iter)
         require(self.n_states >= 1, "n_states must be at least 1", self.n_states)
         require(self.grad and min(self.grad) >= 1, "grad takes steps >= 1", self.grad)
-        require(0 < self.tau <= 1, "tau must lie in (0, 1]", self.tau)
+        require_damping(self.tau)
         rising = all(a < b for a, b in zip([0, *self.indexing], self.indexing, strict=False))
         require(rising, "indexing takes rising numbers of evaluations >= 1", self.indexing)
         counts = [self.n_states if self.n_states > 1 else len(self.indexing) + 1]

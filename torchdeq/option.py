@@ -83,18 +83,6 @@ def _whole(name: str, value: Any) -> int:
     return int(number)
 
 
-def require(holds: object, rule: str, value: object) -> None:
-    """Raise `ValueError` with the rule and the value unless the rule holds."""
-    if not holds:
-        raise ValueError(f"{rule}, got {value}")
-
-
-def require_choice(name: str, value: str, choices: Iterable[str]) -> None:
-    """Raise `ValueError` with a suggestion unless the value is one of the choices."""
-    if value not in choices:
-        raise ValueError(f"unknown {name} {value!r}{suggest(value, choices)}")
-
-
 def read_options(args: Any, names: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the options in `args`, and the other attributes of `args` if it is an object.
 

@@ -9,7 +9,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from torchdeq.registry import suggest
+from torchdeq.checks import require_choice, require_whole
 
 _EPS = 1e-9  # keeps the relative residual of a zero state finite, as in torchdeq 0.1.0
 MODES = ("abs", "rel")
@@ -82,14 +82,10 @@ class StopRule:
     norm: str = "l2"
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ValueError(f"unknown stop mode {self.mode!r}{suggest(self.mode, MODES)}")
-        if self.norm not in NORMS:
-            raise ValueError(f"unknown norm {self.norm!r}{suggest(self.norm, NORMS)}")
-        if not 0 <= self.max_iter < inf or self.max_iter != int(self.max_iter):
-            raise ValueError(f"max_iter must be a whole number >= 0, got {self.max_iter}")
-        if self.check_every != int(self.check_every) or self.check_every < 1:
-            raise ValueError(f"check_every must be a whole number >= 1, got {self.check_every}")
+        require_choice("stop mode", self.mode, MODES)
+        require_choice("norm", self.norm, NORMS)
+        require_whole("max_iter", self.max_iter, 0)
+        require_whole("check_every", self.check_every)
         object.__setattr__(self, "max_iter", int(self.max_iter))  # 40.0 from a config file
         object.__setattr__(self, "check_every", int(self.check_every))
         for name in ("tol", "rtol", "atol"):

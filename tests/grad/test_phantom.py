@@ -84,7 +84,7 @@ def test_values_are_the_same_without_a_graph_and_tuples_work() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"grad": 0}, "must be at least 1, got 0"),
+        ({"grad": 0}, "must be a whole number >= 1, got 0"),
         ({"tau": 0.0}, "tau must lie"),
         ({"grad": 3, "sup_gap": 4}, "sup_gap 4 leaves no state of 3 steps"),
         ({"grad": 3, "sup_loc": [1, 5]}, r"within 1 to grad=3, got \[5\]"),

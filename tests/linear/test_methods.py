@@ -81,7 +81,7 @@ def test_gmres_reports_convergence_only_where_it_measured_it(condition: float) -
 
 
 def test_restart_is_positive() -> None:
-    with pytest.raises(ValueError, match="restart must be at least 1"):
+    with pytest.raises(ValueError, match="restart must be a whole number >= 1"):
         GMRES(restart=0)
 
 

@@ -138,7 +138,7 @@ class FunctionSolver(Solver[None]):
         return cls(**options)  # the function itself checks them
 
     def run(self, problem: Problem, loop: Loop) -> Outcome:
-        f, stop, packing = problem.f, problem.stop, problem.f.f.packing
+        f, stop, packing = problem.f, problem.stop, problem.f.packed.packing
         if stop.rtol is not None:
             raise ValueError(
                 "a solver function takes tol and stop_mode only, got rtol and atol: use tol, or a "
@@ -169,7 +169,7 @@ class _CountedMap:
 
     def __call__(self, z: Tensor, tau: float = 1.0) -> Tensor:
         self.nfe += 1
-        fz = self.f.f.on_tensors([z])[0] if self.single else self.f.f(z)
+        fz = self.f.packed.on_tensors([z])[0] if self.single else self.f.packed(z)
         return fz if tau == 1 else torch.lerp(z, fz, tau)
 
 

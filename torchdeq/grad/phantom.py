@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchdeq.checks import require_damping, require_whole
 from torchdeq.grad.base import BACKWARDS, Backward
 from torchdeq.packed import PackedFn
 
@@ -35,10 +36,8 @@ class Phantom(Backward):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sup_loc", tuple(self.sup_loc or ()))
-        if self.grad != int(self.grad) or self.grad < 1:
-            raise ValueError(f"grad, the steps with a graph, must be at least 1, got {self.grad}")
-        if not 0 < self.tau <= 1:
-            raise ValueError(f"tau must lie in (0, 1], got {self.tau}")
+        require_whole("grad, the steps with a graph,", self.grad)
+        require_damping(self.tau)
         if self.sup_gap > self.grad:
             raise ValueError(
                 f"sup_gap {self.sup_gap} leaves no state of {self.grad} steps: make it smaller"

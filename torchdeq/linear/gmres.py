@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchdeq.checks import require_whole
 from torchdeq.linear.base import LINEAR, LinearSolver
 from torchdeq.linear.hessenberg import Hessenberg
 from torchdeq.linear.system import System
@@ -51,8 +52,7 @@ class GMRES(LinearSolver):
     confirm: bool = True
 
     def __post_init__(self) -> None:
-        if self.restart < 1:
-            raise ValueError(f"restart must be at least 1, got {self.restart}")
+        require_whole("restart", self.restart)
 
     @property
     def confirms(self) -> bool:

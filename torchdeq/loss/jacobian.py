@@ -11,6 +11,7 @@ from torch.nn.functional import normalize
 
 from torchdeq._torch import tree_leaves
 from torchdeq.autocast import AutocastState
+from torchdeq.checks import require_whole
 from torchdeq.packed import PackedFn
 from torchdeq.packing import Packing
 from torchdeq.pytree import State
@@ -40,10 +41,7 @@ def jac_reg(f0: State, z0: State, vecs: int = 1, create_graph: bool = True) -> T
         vecs: the number of random vectors.
         create_graph: whether the result can be differentiated.
     """
-    if vecs != int(vecs) or vecs < 1:
-        raise ValueError(
-            f"vecs, the number of random vectors, must be a whole number >= 1, got {vecs}"
-        )
+    require_whole("vecs, the number of random vectors,", vecs)
     linear = _Linearisation(f0, z0)
     total = torch.zeros((), dtype=linear.dtype, device=linear.packing.device)
     for _ in range(int(vecs)):
@@ -109,12 +107,8 @@ def spectral_radius(
         n_iters: the maximum number of products.
         basis: the number of basis vectors, at least 4.
     """
-    if n_iters != int(n_iters) or n_iters < 1:
-        raise ValueError(
-            f"n_iters, the number of products, must be a whole number >= 1, got {n_iters}"
-        )
-    if basis < 4:
-        raise ValueError(f"basis, the number of basis vectors, must be at least 4, got {basis}")
+    require_whole("n_iters, the number of products,", n_iters)
+    require_whole("basis, the number of basis vectors,", basis, 4)
     dim = max(1, z.shape[1])
     size = dim if dim <= 2 * basis else basis  # a basis of the whole space needs no restart
     krylov = _Krylov(vjp, z, min(size, n_iters))  # before autocast is suspended: `vjp` needs it

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchdeq.autocast import AutocastState
+from torchdeq.checks import require_whole
 from torchdeq.norm.base import NORMS, Norm
 from torchdeq.norm.computed import Parts
 from torchdeq.norm.targets import Targets, common_targets
@@ -42,10 +43,7 @@ class SpectralNorm(Norm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.n_power_iterations != int(self.n_power_iterations) or self.n_power_iterations < 1:
-            raise ValueError(
-                f"n_power_iterations must be a whole number >= 1, got {self.n_power_iterations}"
-            )
+        require_whole("n_power_iterations", self.n_power_iterations)
 
     def split(self, weight: Tensor, dim: int) -> Parts:
         matrix = _matrix(weight, dim)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from torchdeq.checks import require_damping, require_whole
 from torchdeq.solver.base import SOLVERS, FixedPointFn, Iterate, Solver
-from torchdeq.solver.fp_iter import check_damping
 from torchdeq.solver.image_window import ImageWindow
 from torchdeq.solver.secant_window import SecantWindow
 from torchdeq.solver.window import Window
@@ -46,9 +46,8 @@ class Anderson(Solver[Window]):
     needs_contraction: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_damping(self.tau)
-        if self.m != int(self.m) or self.m < 1:
-            raise ValueError(f"m, the iterates to keep, must be a whole number >= 1, got {self.m}")
+        require_damping(self.tau)
+        require_whole("m, the iterates to keep,", self.m)
         if not (self.lam >= 0 and self.ridge >= 0):
             raise ValueError(f"lam and ridge must be >= 0, got {self.lam} and {self.ridge}")
         if self.type not in (1, 2):

@@ -83,7 +83,7 @@ class _Stage:
         record: tuple[int, ...],
     ) -> None:
         self.z, self.rows = z, None
-        packed, scale = whole.f.f, whole.scale
+        packed, scale = whole.f.packed, whole.scale
         if whole.compact and lowest is not None:
             rows = self.rows = (lowest > -inf).nonzero().squeeze(1)
             packed, z, lowest = packed.take(rows), z.index_select(0, rows), lowest[rows]

@@ -51,7 +51,7 @@ class FixedPointFn:
     """The map `f` on the packed matrix, with a budget of evaluations."""
 
     def __init__(self, f: PackedFn, budget: int) -> None:
-        self.f, self.budget, self.nfe = f, budget, 0
+        self.packed, self.budget, self.nfe = f, budget, 0
 
     @property
     def left(self) -> int:
@@ -67,12 +67,12 @@ class FixedPointFn:
     def __call__(self, z: Tensor, into: Tensor | None = None) -> Tensor:
         """Return f(z), (B, D); `into` as for `PackedFn`."""
         self.spend()
-        fz = self.f(z, into)
+        fz = self.packed(z, into)
         return fz.detach() if fz.requires_grad else fz  # f may switch gradients on for itself
 
     def keep(self, rows: Tensor) -> None:
         """Evaluate only some of the samples from now on."""
-        self.f = self.f.take(rows)
+        self.packed = self.packed.take(rows)
 
 
 @dataclass

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
+from torchdeq.checks import require_whole
 from torchdeq.numbers import unit_scale
 from torchdeq.solver.base import SOLVERS, FixedPointFn, Iterate, Solver
 from torchdeq.solver.line_search import backtrack
@@ -66,14 +67,13 @@ class Broyden(Solver[Secant]):
     aliases: ClassVar[Mapping[str, str]] = {"LBFGS_thres": "l_thres"}
 
     def __post_init__(self) -> None:
-        if self.l_thres is not None and (self.l_thres != int(self.l_thres) or self.l_thres < 1):
-            raise ValueError(f"l_thres must be None or a whole number >= 1, got {self.l_thres}")
+        if self.l_thres is not None:
+            require_whole("l_thres, unless it is None,", self.l_thres)
         if self.alpha <= 0:
             raise ValueError(f"alpha must be positive, got {self.alpha}")
         if self.update not in ("good", "bad"):
             raise ValueError(f"update must be 'good' or 'bad', got {self.update!r}")
-        if self.ls_tries < 1:
-            raise ValueError(f"ls_tries must be at least 1, got {self.ls_tries}")
+        require_whole("ls_tries", self.ls_tries)
 
     def init(self, it: Iterate) -> Secant:
         g = _wide(it.residual)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from torchdeq.checks import require_damping
 from torchdeq.numbers import row_norm
 from torchdeq.solver.base import SOLVERS, FixedPointFn, Iterate, Loop, Outcome, Problem, Solver
 from torchdeq.trace import Trace
@@ -31,7 +32,7 @@ class FixedPointIter(Solver[None]):
     needs_contraction: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_damping(self.tau)
+        require_damping(self.tau)
 
     def at(self, f: FixedPointFn, z: Tensor) -> Iterate:
         fz = f(z)
@@ -65,15 +66,15 @@ class SimpleFixedPointIter(Solver[None]):
     needs_contraction: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_damping(self.tau)
+        require_damping(self.tau)
 
     def run(self, problem: Problem, loop: Loop) -> Outcome:
-        f, packing = problem.f, problem.f.f.packing
+        f, packing = problem.f, problem.f.packed.packing
         z = fz = packing.split(problem.z0)
         recorded = {0: problem.z0} if 0 in problem.record else {}
         while f.left:
             f.spend()
-            z, fz = fz, [t.detach() for t in f.f.on_tensors(fz)]
+            z, fz = fz, [t.detach() for t in f.packed.on_tensors(fz)]
             if self.tau != 1:
                 fz = [torch.lerp(a, b, self.tau) for a, b in zip(z, fz, strict=True)]
             if f.nfe in problem.record:
@@ -86,12 +87,6 @@ class SimpleFixedPointIter(Solver[None]):
         n = min(f.nfe, 1)  # a budget of 0 has no residual
         trace = Trace(size[None, :][:n] / self.tau, norm[None, :][:n], [f.nfe] * n)
         return Outcome(last, [recorded.get(k, last) for k in problem.record], trace, f.nfe)
-
-
-def check_damping(tau: float) -> None:
-    """Raise `ValueError` unless a damping factor lies in (0, 1]."""
-    if not 0 < tau <= 1:
-        raise ValueError(f"tau must lie in (0, 1], got {tau}")
 
 
 if TYPE_CHECKING:  # published names, which torchdeq.compat.paths sets

@@ -245,7 +245,7 @@ class Ledger:
         # Below all earlier values, too: an orbit may fall in each window and jump in between.
         steady = (score.diff(dim=0) < 0).all(0) & (lowest < before)
         self._lowest_relative = torch.fmin(self._lowest_relative, rel.amin(0))
-        at_floor = self._lowest_relative <= precision_floor(self._f.f.eps)
+        at_floor = self._lowest_relative <= precision_floor(self._f.packed.eps)
         stalled = (self._lowest > -inf) & at_floor & ~(lowest < 0.9 * before) & ~steady
         self._previous_lowest = torch.fmin(before, lowest)
         self._lowest = torch.where(stalled, self._finished, self._lowest)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from torchdeq.checks import require_whole
 from torchdeq.linear.gmres import GMRES
 from torchdeq.numbers import row_norm
 from torchdeq.packed import PackedFn
@@ -57,10 +58,8 @@ class NewtonKrylov(Solver[Forcing]):
     options_without_jvp: ClassVar[Mapping[str, Any]] = {"jacobian": "difference"}
 
     def __post_init__(self) -> None:
-        if self.inner < 1 or self.ls_tries < 1:
-            raise ValueError(
-                f"inner and ls_tries must be at least 1, got {self.inner} and {self.ls_tries}"
-            )
+        require_whole("inner", self.inner)
+        require_whole("ls_tries", self.ls_tries)
         if not 0 < self.eta < 1:
             raise ValueError(f"eta must lie in (0, 1), got {self.eta}")
         if self.jacobian not in ("exact", "difference"):
@@ -76,11 +75,11 @@ class NewtonKrylov(Solver[Forcing]):
 
         def matvec(v: Tensor) -> Tensor:
             f.spend()
-            return v - self._product(f.f, it, v)
+            return v - self._product(f.packed, it, v)
 
         goal = state.eta * state.size
         d, _ = GMRES(restart=self.inner, confirm=False).solve(
-            matvec, g, StopRule(products, tol=None), goal=goal, eps=f.f.eps
+            matvec, g, StopRule(products, tol=None), goal=goal, eps=f.packed.eps
         )
         if not products:
             d = g  # a plain step
