@@ -159,6 +159,21 @@ def test_several_cotangents_at_once_at_higher_order() -> None:
         torch.testing.assert_close(got, torch.autograd.grad(z, W, g, retain_graph=True)[0])
 
 
+def test_gradients_of_several_cotangents_at_once_can_be_differentiated() -> None:
+    W = (0.2 * torch.randn(4, 4, dtype=DOUBLE)).requires_grad_()
+    x = torch.randn(3, 4, dtype=DOUBLE).requires_grad_()
+    z = fixed_point(lambda z: torch.tanh(z @ W + x), torch.zeros(3, 4, dtype=DOUBLE),
+                    stop=StopRule(90, 1e-12), backward=EXACT).z  # fmt: skip
+    cotangents = torch.randn(5, 3, 4, dtype=DOUBLE)
+    one_by_one = torch.stack(
+        [torch.autograd.grad(z, x, g, create_graph=True)[0] for g in cotangents]
+    )
+    expected = torch.autograd.grad(one_by_one.square().sum(), (W, x), retain_graph=True)
+    (together,) = torch.autograd.grad(z, x, cotangents, is_grads_batched=True, create_graph=True)
+    got = torch.autograd.grad(together.square().sum(), (W, x))
+    torch.testing.assert_close(got, expected)
+
+
 @pytest.mark.parametrize("solver", ["gmres", "bicgstab"])
 @pytest.mark.parametrize("scales", [(1.0, 1e-10, 1e-20), (1e30, 1.0, 1e-30), (1.0, torch.nan, 2.0)])
 def test_without_a_tolerance_rows_do_not_spoil_each_other(
