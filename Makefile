@@ -37,7 +37,7 @@ test-all: .venv/.has-dev .venv/.has-zoo .venv/.has-video
 # of torch, in an environment of its own; .venv is neither needed nor touched. Only 2.13.0 is known
 # to come as a small CPU build: the others may bring gigabytes. TESTS=tests/grad runs a part.
 TESTS ?= tests
-NOT_CORE := tests/zoo tests/test_examples.py tests/test_docs.py
+NOT_CORE := tests/zoo tests/golden tests/test_examples.py tests/test_docs.py
 test-torch: .venv-torch/$(TORCH)/.ready
 	.venv-torch/$(TORCH)/bin/python -m pytest -n 2 -rs -p no:cacheprovider $(NOT_CORE:%=--ignore=%) $(TESTS)
 

@@ -184,8 +184,8 @@ class DEQIndexing(_SampledStates):
         record = list(zip(steps, earlier, strict=False))
         if record and isinstance(last, IteratingBackward):
             raise ValueError(
-                "a reversible iteration returns its last state only: use core='sliced', or one "
-                f"state, got {len(steps)} states"
+                f"{type(last).__name__} returns the last state of its iteration only: use "
+                f"core='sliced', or one state, got {len(steps)} states"
             )
         solution = call.solve(call.z0, budget, last, record)
         return solution.states, solution.stats

@@ -102,8 +102,8 @@ def _check(
             raise TypeError(f"record takes pairs (evaluations, Backward), got {item!r}")
         if isinstance(item[1], IteratingBackward):
             raise ValueError(
-                "a reversible iteration cannot be attached to a recorded state: record it with "
-                f"Implicit() or Phantom(), got {item[1]!r}"
+                "a method with an iteration of its own cannot be attached to a recorded state: "
+                f"record it with Implicit() or Phantom(), got {item[1]!r}"
             )
     if record and keep_estimate:
         raise ValueError("keep_estimate=True returns one state: drop it, or drop record")
@@ -186,19 +186,20 @@ class _Request:
 
     def _run_iteration(self, backward: IteratingBackward) -> States:
         """Run a backward that iterates itself, in the place of a solve."""
+        name = type(backward).__name__
         if self.solver not in (None, FixedPointIter()):
             raise ValueError(
-                "a reversible backward runs its own damped iteration: the solver must be "
-                f"fixed_point_iter without options, got {self.solver}"
+                f"{name} runs an iteration of its own: the solver must be fixed_point_iter without "
+                f"options, got {self.solver}"
             )
         if self.record or self.compact:
             raise ValueError(
-                "a reversible iteration gives its last state, for the whole batch: drop "
+                f"{name} returns the last state of its iteration, for the whole batch: drop "
                 + ("record" if self.record else "compact=True")
             )
         states, stats = backward.run(self.f, self.z0, self.stop)
         if self.on_failure != "ignore" and self.stop.goal and self.stop.max_iter:
-            report_failures(stats, self.on_failure, "the reversible iteration")
+            report_failures(stats, self.on_failure, f"the iteration of {name}")
         return states, stats
 
     def _solve_in_transform(self, backward: Backward) -> States:

@@ -159,6 +159,23 @@ def test_several_cotangents_at_once_at_higher_order() -> None:
         torch.testing.assert_close(got, torch.autograd.grad(z, W, g, retain_graph=True)[0])
 
 
+def test_gradients_of_several_cotangents_at_once_are_right_or_an_error() -> None:
+    """Without a graph they are right; a graph of theirs would be wrong, so it is refused."""
+    W = (0.2 * torch.randn(4, 4, dtype=DOUBLE)).requires_grad_()
+    x = torch.randn(3, 4, dtype=DOUBLE).requires_grad_()
+    z = fixed_point(lambda z: torch.tanh(z @ W + x), torch.zeros(3, 4, dtype=DOUBLE),
+                    stop=StopRule(90, 1e-12), backward=EXACT).z  # fmt: skip
+    cotangents = torch.randn(5, 3, 4, dtype=DOUBLE)
+    options: dict[str, Any] = {"is_grads_batched": True, "retain_graph": True}
+    one_by_one = torch.stack(
+        [torch.autograd.grad(z, x, g, retain_graph=True)[0] for g in cotangents]
+    )
+    (together,) = torch.autograd.grad(z, x, cotangents, **options)
+    torch.testing.assert_close(together, one_by_one)
+    with pytest.raises(RuntimeError, match="in a loop over the cotangents"):
+        torch.autograd.grad(z, x, cotangents, create_graph=True, **options)
+
+
 @pytest.mark.parametrize("solver", ["gmres", "bicgstab"])
 @pytest.mark.parametrize("scales", [(1.0, 1e-10, 1e-20), (1e30, 1.0, 1e-30), (1.0, torch.nan, 2.0)])
 def test_without_a_tolerance_rows_do_not_spoil_each_other(

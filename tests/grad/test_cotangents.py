@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import grad
+from torch.func import grad, jvp
 
 from tests import problems
 from tests.grad.references import (
@@ -20,6 +20,7 @@ from tests.grad.references import (
     normal,
     solved,
 )
+from torchdeq.compat.functions import function_solver
 from torchdeq.functional import fixed_point
 from torchdeq.grad import Implicit, make_adjoint_solver
 from torchdeq.linear import LINEAR
@@ -51,13 +52,13 @@ def test_a_cotangent_that_is_not_finite_spoils_its_own_sample_alone(
 def test_a_nan_cotangent_is_reported(higher_order: bool) -> None:
     f, z0 = problems.tanh_layer(batch=3, d=5, gain=0.6)
     x = torch.zeros_like(z0).requires_grad_()
-    seen: list[Any] = []
-    backward = Implicit(higher_order=higher_order, writer=seen.append, on_failure="ignore")
+    written = list[Any]()
+    backward = Implicit(higher_order=higher_order, writer=written.append, on_failure="ignore")
     z = solved(lambda z: f(z + x), z0, backward)
     g = normal(3, 5)
     g[1] = torch.nan
     torch.autograd.grad(z, x, g)
-    assert seen[0].status.tolist() == [Status.CONVERGED, Status.NONFINITE, Status.CONVERGED]
+    assert written[0].status.tolist() == [Status.CONVERGED, Status.NONFINITE, Status.CONVERGED]
 
 
 @pytest.mark.parametrize("name", ["gmres", "bicgstab", "neumann", "fixed_point_iter", "anderson",
@@ -72,9 +73,9 @@ def test_the_adjoint_of_a_map_in_low_precision_stalls_at_its_floor(name: str) ->
     def f(z: Tensor) -> Tensor:
         return torch.tanh(layer(z).float()) + x
 
-    seen: list[Any] = []
+    written = list[Any]()
     backward = Implicit(solver=make_adjoint_solver(name, {}), stop=StopRule(60, 1e-6),
-                        writer=seen.append)  # fmt: skip
+                        writer=written.append)  # fmt: skip
     g = torch.randn(8, 64)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ConvergenceWarning)
@@ -83,7 +84,7 @@ def test_the_adjoint_of_a_map_in_low_precision_stalls_at_its_floor(name: str) ->
             h = z.detach().requires_grad_()
             fh = f(h)
         (u,) = torch.autograd.grad(z, x, g)  # x is added in single precision: its gradient is u
-    (stats,) = seen
+    (stats,) = written
     assert not stats.failed.any()
     assert (stats.status == Status.STALLED).sum() >= 6  # one may meet the tolerance by luck
     assert stats.nfe < 60
@@ -151,3 +152,63 @@ def test_a_sample_without_a_cotangent_is_solved_beside_one_that_is_not_finite(na
     assert [Status(code).name for code in written[0].status.tolist()] == [
         "CONVERGED", "NONFINITE", "CONVERGED",
     ]  # fmt: skip
+
+
+@both_paths
+@pytest.mark.parametrize("name", ["anderson", "broyden", "fixed_point_iter", "gmres"])
+@pytest.mark.parametrize(("coupled", "batch"), [(True, 3), ("adjoint", 3), (None, 1)])
+def test_a_backward_budget_of_zero_does_not_round_the_cotangent(
+    name: str, higher_order: bool, coupled: Any, batch: int
+) -> None:
+    x = normal(batch, 5).bfloat16().requires_grad_()
+    backward = Implicit(solver=make_adjoint_solver(name, {}), stop=StopRule(0),
+                        higher_order=higher_order)  # fmt: skip
+    z = fixed_point(lambda z: 0.5 * z + x, torch.zeros_like(x), coupled=coupled, backward=backward,
+                    on_failure="ignore").z  # fmt: skip
+    g = normal(batch, 5, seed=5).bfloat16()
+    (u,) = torch.autograd.grad(z, x, g)  # x is added: its gradient is u
+    assert torch.equal(u, g)
+
+
+def test_a_backward_budget_of_zero_does_not_call_a_function_of_a_program() -> None:
+    def one_step(f: Any, x0: Tensor, **options: Any) -> Any:
+        return f(x0), [], {}
+
+    written = list[Any]()
+    x = normal(3, 4).requires_grad_()
+    backward = Implicit(
+        solver=function_solver(one_step, {}), stop=StopRule(0), writer=written.append
+    )
+    z = solved(lambda z: 0.5 * z + x, torch.zeros(3, 4, dtype=x.dtype), backward)
+    (u,) = torch.autograd.grad(z, x, torch.ones_like(z))
+    assert torch.equal(u, torch.ones_like(u))
+    assert written[0].nfe == 0
+
+
+@both_paths
+@pytest.mark.parametrize("name", sorted(LINEAR))
+def test_a_loose_tolerance_reports_a_cotangent_that_is_not_finite(
+    name: str, higher_order: bool
+) -> None:
+    written = list[Any]()
+    x = normal(3, 4).requires_grad_()
+    backward = Implicit(solver=make_adjoint_solver(name, {}), stop=StopRule(20, 1.0),
+                        higher_order=higher_order, writer=written.append)  # fmt: skip
+    z = solved(lambda z: 0.3 * torch.tanh(z) + x, torch.zeros(3, 4, dtype=x.dtype), backward)
+    g = torch.ones(3, 4, dtype=x.dtype)
+    g[1] = torch.nan
+    with pytest.warns(ConvergenceWarning, match="NONFINITE"):
+        torch.autograd.grad(z, x, g)
+    assert written[0].status.tolist() == [Status.CONVERGED, Status.NONFINITE, Status.CONVERGED]
+
+
+@pytest.mark.parametrize(("coupled", "batch"), [(True, 3), (None, 1), (False, 3)])
+def test_the_tangent_has_the_dtype_of_the_state(coupled: Any, batch: int) -> None:
+    x = torch.ones(batch, 4, dtype=torch.float16)
+
+    def z(x: Tensor) -> Tensor:
+        return fixed_point(lambda z: 0.3 * torch.tanh(z) + x, torch.zeros_like(x), coupled=coupled,
+                           backward=Implicit(stop=StopRule(40, 1e-3))).z  # fmt: skip
+
+    primal, tangent, *_ = jvp(z, (x,), (torch.ones_like(x),))
+    assert primal.dtype == tangent.dtype == torch.float16

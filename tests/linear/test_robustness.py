@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import Tensor
 
 from tests import problems
 from tests.linear.systems import Batch, Product, error, system, times
-from torchdeq.linear import GMRES, LINEAR, LinearSolution, LinearSolver, Neumann
+from torchdeq.linear import GMRES, LINEAR, LinearSolution, LinearSolver, Neumann, System
 from torchdeq.solver import Status, StopRule
 
 NAMES = list(LINEAR)
@@ -213,3 +215,22 @@ def test_the_floor_of_low_precision_is_noticed_early(
 ) -> None:
     (_, stats), _, _ = solve_in_low_precision(solver, half, rho)
     assert stats.nfe < most
+
+
+def test_a_solver_of_a_program_is_held_to_its_contract() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Wrong(LinearSolver):
+        kind: str
+
+        def run(self, system: System) -> Tensor:
+            if self.kind == "greedy":
+                while True:
+                    system.product(system.b)
+            return system.b[:1] if self.kind == "one row" else None  # type: ignore[return-value]
+
+    b = torch.ones(2, 3)
+    for kind, got in (("one row", r"\(1, 3\)"), ("nothing", "NoneType")):
+        with pytest.raises(TypeError, match=rf"Wrong.run must return .* \(2, 3\): got {got}"):
+            Wrong(kind=kind).solve(lambda x: x, b, StopRule(5))
+    with pytest.raises(RuntimeError, match="more than its 5 products"):
+        Wrong(kind="greedy").solve(lambda x: x, b, StopRule(5))

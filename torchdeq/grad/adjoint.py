@@ -79,7 +79,7 @@ def solve_adjoint(
         method.writer(stats)
     if method.on_failure != "ignore" and method.stop.goal and method.stop.max_iter:
         report_failures(stats, method.on_failure, BACKWARD)
-    return u.view_as(g)
+    return u.view_as(g).to(g.dtype)  # norms in single precision promote half types
 
 
 def solve_batched_cotangents(
@@ -122,10 +122,9 @@ class _AdjointSystem:
         linear = isinstance(self.solver, LinearSolver)
         g = g.contiguous()  # the cotangent of a sum is one expanded number
         rows, batches = g.flatten(0, 1), g.flatten(1)
-        if linear and not self.stop.max_iter:  # a linear solver starts from zero; start from g
-            return replace(self, solver=FixedPointIter())._solve_row_by_row(rows)
-        if linear and self.stop.rtol is None and self.stop.goal >= 1:
-            return self._solve_without_products(rows)
+        loose = linear and self.stop.rtol is None and self.stop.goal >= 1
+        if loose or not self.stop.max_iter:
+            return self._take_cotangent(rows)
         if self.batch < 2 or coupled:
             return self._solve_as_one_system(batches)
         if isinstance(self.solver, Neumann):
@@ -138,11 +137,16 @@ class _AdjointSystem:
             return self._solve_after_probing(rows, batches)
         return self._solve_balanced(rows) if linear else self._solve_row_by_row(rows)
 
-    def _solve_without_products(self, rows: Tensor) -> LinearSolution:
-        """Return `g`, the Jacobian-free gradient: even zero meets a tolerance of 1 or more."""
-        one = torch.ones_like(rows[:, 0])[None]
-        stats = SolverStat.from_trace(Trace(one, one, [0]), self.stop, 0, self.eps)
-        return LinearSolution(rows, stats)
+    def _take_cotangent(self, rows: Tensor) -> LinearSolution:
+        """Return `g`, the Jacobian-free gradient, without a product.
+
+        It is all there is without a budget. And zero, from which a linear solver starts, has the
+        relative residual 1: it would return zero for a tolerance of 1 or more.
+        """
+        residual = torch.where(row_norm(rows) < inf, 1.0, torch.nan)[None]
+        residual = residual[: self.stop.max_iter]  # without a budget nothing is known
+        trace = Trace(residual, residual, [0] * len(residual))
+        return LinearSolution(rows, SolverStat.from_trace(trace, self.stop, 0, self.eps))
 
     @property
     def _can_probe(self) -> bool:

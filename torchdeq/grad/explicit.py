@@ -202,6 +202,12 @@ class _Root(torch.autograd.Function):
         if not defined:
             return None, None, *([None] * len(c))
         g = defined[0] if len(defined) == 1 else defined[0] + defined[1]
+        if torch.is_grad_enabled() and _torch.is_legacy_batched(g):
+            raise RuntimeError(
+                "gradients for several cotangents at once (is_grads_batched, vectorize) have no "
+                "graph of their own, and create_graph asks for one: call grad in a loop over the "
+                "cotangents, or use torch.func"
+            )
         u = root(_AdjointMap(F), g, g, z, *c)
         needed = [i for i in range(len(c)) if ctx.needs_input_grad[2 + i]]
 

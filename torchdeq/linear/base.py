@@ -63,7 +63,14 @@ class LinearSolver(ABC):
         if not stop.max_iter:
             return system.solution(torch.zeros_like(system.b) if system.x0 is None else system.x0)
         with AutocastState(b.device).suspended():
-            return system.solution(self.run(system))
+            x = self.run(system)
+        if not isinstance(x, Tensor) or x.shape != b.shape:
+            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(
+                f"{type(self).__name__}.run must return the solutions, a tensor of the shape of b, "
+                f"{tuple(b.shape)}: got {got}"
+            )
+        return system.solution(x)
 
     @abstractmethod
     def run(self, system: System) -> Tensor:

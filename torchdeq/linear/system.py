@@ -108,6 +108,10 @@ class System:
         """Return `A x` and count it, unless `x` is `b` and the caller passed this product."""
         if x is self.b and self.has_first_product:
             return self.take_first_product()
+        if not self.left:
+            raise RuntimeError(
+                f"a linear solver asked for more than its {self.stop.max_iter} products"
+            )
         self.products += 1
         with self._autocast.restored():
             y = self._matvec(x.to(self._dtype))
