@@ -15,12 +15,12 @@ T = TypeVar("T")
 E = TypeVar("E")
 
 
-def suggest(name: object, known: Iterable[str]) -> str:
-    """Return the end of an error about an unknown name: the nearest known name, then all names."""
-    known = list(known)
-    near = difflib.get_close_matches(str(name), known, n=1)
+def suggest(name: object, names: Iterable[str]) -> str:
+    """Return the end of an error about an unknown name: the nearest of all names, then all."""
+    names = list(names)
+    near = difflib.get_close_matches(str(name), names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ";"
-    return f"{hint} known: {', '.join(sorted(known)) or 'none'}"
+    return f"{hint} known: {', '.join(sorted(names)) or 'none'}"
 
 
 def build(

@@ -109,8 +109,8 @@ class ChainTask(Task):
 
         sequential = options.solver == "sequential"
         if not sequential and options.solver not in SOLVERS:
-            known = [*SOLVERS, "sequential"]
-            raise ZooError(f"unknown solver {options.solver!r}{suggest(options.solver, known)}")
+            names = [*SOLVERS, "sequential"]
+            raise ZooError(f"unknown solver {options.solver!r}{suggest(options.solver, names)}")
         config = replace(self.chain, steps=options.steps, eta=options.eta)
         chain = self.make_chain(model, config)
         z0, noise = self.initial(chain, options.n, options.seed, device)
@@ -118,7 +118,7 @@ class ChainTask(Task):
         path = out / f"samples-{options.seed}.png"
         with torch.no_grad():
             if sequential:
-                images, told = chain.sequential(z0, noise), f"{len(chain)} rounds"
+                images, summary = chain.sequential(z0, noise), f"{len(chain)} rounds"
             else:
                 deq = self.deq.with_options(
                     f_tol=options.tol, f_stop_mode="rel", f_max_iter=2 * len(chain) + 10
@@ -127,9 +127,9 @@ class ChainTask(Task):
                     deq = deq.with_options(f_solver=options.solver, f_solver_kwargs={})
                 task = replace(self, deq=deq)  # type: ignore[type-var]
                 images, stats, work = task.solved(chain, z0, noise, options.window)
-                told = (
+                summary = (
                     f"{work.rounds} rounds instead of {len(chain)}, {work.evaluations} "
                     f"evaluations, relative residual {float(stats['rel_lowest'].max()):.1e}"
                 )
         write_grid(path, images)
-        return f"{options.n} images in {path}: {told}"
+        return f"{options.n} images in {path}: {summary}"

@@ -132,9 +132,9 @@ def folder(
     channels: int,
     box: tuple[int, int, int, int] | None = None,
 ) -> Images:
-    """Image files below `root/train` and `root/val`, or one in twenty of all held out.
+    """Return the image files below `root/train` or `root/val`; else one in twenty for validation.
 
-    Where CelebA's `list_eval_partition.txt` lies beside them, it decides.
+    CelebA's `list_eval_partition.txt`, if it lies beside the files, decides instead.
     """
     part = "train" if split == "train" else "val"
     partition = root / "list_eval_partition.txt"

@@ -135,7 +135,7 @@ def near_flow(flow: Tensor, error: float, rng: torch.Generator) -> Tensor:
 
 
 def draw_pair(split: str, index: int, size: tuple[int, int], motion: Motion, seed: int = 0) -> Pair:
-    """Pair `index` of the training or of the held-out photographs: the same every time."""
+    """Return pair number `index` of the training or validation photographs, always the same."""
     names = TRAINING if split == "train" else HELD_OUT
     rng = generator("warp", split, seed, index)
     return warped_pair(photograph(names[index % len(names)]), size, motion, rng)

@@ -43,27 +43,27 @@ def planetoid(root: str | Path | None, name: str) -> NodeSet:
 
 
 def _planetoid_files(folder: Path, name: str) -> NodeSet:
-    held = {}
+    parts = {}
     for part, kind in _PLANETOID_PARTS.items():
         path = folder / f"ind.{name}.{part}"
-        held[part] = read_pickle(path)
-        if not isinstance(held[part], kind):
-            raise DataError(f"{path} must hold {kind.__name__}, got {type(held[part]).__name__}")
-    told = folder / f"ind.{name}.test.index"
-    order = read_table(told, np.int64).ravel()
-    x, y = held["allx"].dense(), held["ally"]
-    tx, ty = held["tx"].dense(), held["ty"]
+        parts[part] = read_pickle(path)
+        if not isinstance(parts[part], kind):
+            raise DataError(f"{path} must hold {kind.__name__}, got {type(parts[part]).__name__}")
+    test_index = folder / f"ind.{name}.test.index"
+    order = read_table(test_index, np.int64).ravel()
+    x, y = parts["allx"].dense(), parts["ally"]
+    tx, ty = parts["tx"].dense(), parts["ty"]
     known, n = len(y), max(len(y), int(order.max(initial=-1)) + 1)
-    pairs = edge_pairs((i, j) for i, ends in held["graph"].items() for j in ends)
+    pairs = edge_pairs((i, j) for i, ends in parts["graph"].items() for j in ends)
     check_rows(folder / f"ind.{name}.allx", known, x)
-    check_rows(told, len(order), tx, ty)
+    check_rows(test_index, len(order), tx, ty)
     check_edges(folder / f"ind.{name}.graph", pairs, (n,))
-    labelled = len(held["y"])
+    labelled = len(parts["y"])
     features, labels = np.zeros((n, x.shape[1]), np.float32), np.zeros((n, y.shape[1]), np.int64)
     features[:known], labels[:known] = x, y  # some test nodes have no row
     features[order], labels[order] = tx, ty
     return checked_splits(
-        told,
+        test_index,
         NodeSet(
             undirected(pairs),
             _rows_to_one(torch.from_numpy(features)),

@@ -44,8 +44,8 @@ class SignalTask(Task):
     @property
     def kind(self) -> Kind:
         """Of signal; known without opening it."""
-        held: Signal | None = self.__dict__.get("signal")
-        return kind_of_source(self.data, self.file) if held is None else held.kind
+        signal: Signal | None = self.__dict__.get("signal")
+        return kind_of_source(self.data, self.file) if signal is None else signal.kind
 
     @cached_property
     def signal(self) -> Signal:

@@ -79,7 +79,7 @@ def test_a_filter_that_matches_nothing_warns() -> None:
 
 
 def test_nothing_to_normalise_warns_and_none_does_nothing() -> None:
-    with pytest.warns(UserWarning, match="'weight_norm' found nothing to normalise in LayerNorm"):
+    with pytest.warns(UserWarning, match="LayerNorm has nothing that 'weight_norm' could"):
         apply_norm(nn.LayerNorm(3))
     model = Block()
     with warnings.catch_warnings():

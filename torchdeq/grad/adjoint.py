@@ -144,7 +144,8 @@ class _AdjointSystem:
         relative residual 1: it would return zero for a tolerance of 1 or more.
         """
         residual = torch.where(row_norm(rows) < inf, 1.0, torch.nan)[None]
-        residual = residual[: self.stop.max_iter]  # without a budget nothing is known
+        if not self.stop.max_iter:
+            residual = residual[:0]  # no residual was measured
         trace = Trace(residual, residual, [0] * len(residual))
         return LinearSolution(rows, SolverStat.from_trace(trace, self.stop, 0, self.eps))
 

@@ -146,8 +146,8 @@ def _warn_no_target(model: nn.Module, norm_type: str) -> None:
     """Warn that a norm has nothing to normalise in a model."""
     kinds = ", ".join(kind.__name__ for kind in NORMS[norm_type]._target_modules)
     warnings.warn(
-        f"{norm_type!r} found nothing to normalise in {type(model).__name__}: it normalises {kinds}"
-        "; call register_norm_module for other layers",
+        f"{type(model).__name__} has nothing that {norm_type!r} could normalise: it normalises "
+        f"{kinds}; call register_norm_module for other layers",
         stacklevel=stack_level(),
     )
 

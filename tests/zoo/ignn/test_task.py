@@ -27,6 +27,7 @@ from tests.zoo.training import CPU, measure, train
 from torchdeq import DEQConfig
 
 NAMES = sorted(name for name in PRESETS if name.startswith("ignn"))
+F1 = {f"{part}_{kind}_f1" for part in ("val", "test") for kind in ("micro", "macro")}
 
 
 def test_every_preset_goes_to_a_file_and_back() -> None:
@@ -132,12 +133,7 @@ def test_labels_of_nodes_of_one_graph(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     task = NodeLabelTask(data_dir=str(tmp_path), net=IGNNConfig(width=4, dropout=0.0))
     model = train(task, 30, lr=0.02).model
-    assert set(measure(task, model)) == {
-        "val_micro_f1",
-        "val_macro_f1",
-        "test_micro_f1",
-        "test_macro_f1",
-    }
+    assert set(measure(task, model)) == F1
     assert [p.name for p in task.pictures(model, CPU)] == ["labels"]
 
 
@@ -150,12 +146,7 @@ def test_tissues_are_batched_evaluated_and_drawn() -> None:
     (part,) = task.train_batch(0, 0, Shard())
     assert len(part.x) == part.graph.nodes == len(part.y)
     model = train(task, 8, lr=0.05).model
-    assert set(measure(task, model)) == {
-        "val_micro_f1",
-        "val_macro_f1",
-        "test_micro_f1",
-        "test_macro_f1",
-    }
+    assert set(measure(task, model)) == F1
     assert [p.name for p in task.pictures(model, CPU)] == ["labels"]
     assert task.samples([part]) == 1
 
