@@ -36,7 +36,7 @@ from deq_zoo.flow.task import WarpTask
 from deq_zoo.flow.video import FlowStream
 from deq_zoo.flow.warps import Motion, draw_pair, motorcycle, synthetic_video, unfolded
 from deq_zoo.optim import OneCycle
-from deq_zoo.run import write_atomically
+from deq_zoo.files import write_atomically
 from deq_zoo.task import Shard
 from torchdeq import DEQConfig
 

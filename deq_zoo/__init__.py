@@ -1,18 +1,33 @@
 """Deep equilibrium models built on the public names of torchdeq."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from deq_zoo.errors import CheckpointError, DataError, ZooError
+from deq_zoo.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from deq_zoo.evaluate import load
+    from deq_zoo.family import Family, register_family
+    from deq_zoo.loading import load
+    from deq_zoo.training import fit, train
 
-__all__ = ["CheckpointError", "DataError", "ZooError", "load"]
+__all__ = [
+    "CheckpointError",
+    "DataError",
+    "Family",
+    "ZooError",
+    "fit",
+    "load",
+    "register_family",
+    "train",
+]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "load":  # imported when used: it needs packages of the zoo
-        from deq_zoo.evaluate import load
-
-        return load
-    raise AttributeError(f"module 'deq_zoo' has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Family": "family",
+        "fit": "training",
+        "load": "loading",
+        "register_family": "family",
+        "train": "training",
+    },
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from deq_zoo.preset import FAMILIES
+from deq_zoo.family import families
 from torchdeq import add_deq_args
 
 
@@ -20,7 +20,7 @@ def make_parser() -> argparse.ArgumentParser:
         return commands.add_parser(name, help=help, description=help)
 
     listing = command("list", "List the presets.")
-    listing.add_argument("family", nargs="?", help=f"one of {', '.join(FAMILIES)}")
+    listing.add_argument("family", nargs="?", help=f"one of {', '.join(families())}")
     info = command("info", "Show a preset: model, size, every setting.")
     info.add_argument("name")
     _add_settings(info)

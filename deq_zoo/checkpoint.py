@@ -37,6 +37,7 @@ class Checkpoint:
     randomness: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)  # e.g. the best score so far
     config: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] | None = None  # about the data; None if an earlier version wrote it
 
     def save(self, path: Path) -> None:
         """Write the file under a temporary name, then give it its own."""
@@ -46,6 +47,7 @@ class Checkpoint:
             for name in ("model", "optimizer", "carry", "randomness")
         }
         header = {"step": self.step, "notes": self.notes, "config": self.config, **plain}
+        header["facts"] = self.facts
         part = path.with_name(path.name + ".part")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +82,8 @@ class Checkpoint:
         try:
             header = json.loads(metadata["state"])
             held = {name: _restore(header[name], tensors) for name in names}
-            return cls(step=header["step"], notes=header["notes"], config=header["config"], **held)
+            plain = {name: header[name] for name in ("step", "notes", "config")}
+            return cls(**plain, **held, facts=header.get("facts"))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"the header of {path} is damaged: {error!r}") from None
 

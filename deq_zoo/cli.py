@@ -12,8 +12,10 @@ from typing import Any
 
 from deq_zoo.arguments import make_parser
 from deq_zoo.errors import ZooError
+from deq_zoo.family import families, find_family
 from deq_zoo.packages import install, missing
-from deq_zoo.preset import FAMILIES, PRESETS, Preset, find_preset, load_presets
+from deq_zoo.predictions import OutFolder, Prediction
+from deq_zoo.preset import PRESETS, Preset, find_preset, load_presets
 
 _NEEDS = f"needs packages of the zoo: {install('zoo')}, or the extra of one family"
 
@@ -61,10 +63,8 @@ def _moved(preset: Preset, args: argparse.Namespace) -> Preset:
 
 
 def _list(args: argparse.Namespace) -> None:
-    if args.family is not None and args.family not in FAMILIES:
-        raise ZooError(f"unknown family {args.family!r}; known: {', '.join(FAMILIES)}")
-    load_presets(args.family)
-    lacking = {family for family in FAMILIES if missing(family)}
+    load_presets(None if args.family is None else find_family(args.family))
+    lacking = {name for name, family in families().items() if missing(family)}
     for name in sorted(PRESETS):
         family = name.partition("-")[0]
         if args.family in (None, family):
@@ -90,7 +90,7 @@ def _info(args: argparse.Namespace) -> None:
 
 def _train(args: argparse.Namespace) -> int:
     from deq_zoo.run import Run
-    from deq_zoo.train import make_accelerator, start_run, train
+    from deq_zoo.training import make_accelerator, start_run, train
 
     out = args.out or Path("runs") / args.name
     if args.resume and args.force:
@@ -154,7 +154,7 @@ def _print_result(preset: Preset, metrics: dict[str, float], run: Any) -> None:
 def _open(args: argparse.Namespace) -> tuple[Any, Preset, Any]:
     import torch
 
-    from deq_zoo.evaluate import open_model
+    from deq_zoo.loading import open_model
 
     model, preset = open_model(args.run, best=not args.last, data_dir=args.data_dir)
     accelerator = None if args.cpu else torch.accelerator.current_accelerator(check_available=True)
@@ -172,31 +172,33 @@ def _evaluate(args: argparse.Namespace) -> None:
         weights = model.state_dict()
         model = _try_to_build(changed).to(device)
         load_weights(model, weights, str(args.run))
-    found = evaluate(changed.task, model, device, thorough=True)
+    found = evaluate(changed.task, model, "test", thorough=True)
     print(json.dumps({"metrics": dict(found.metrics), "solver": found.solver.summary()}, indent=1))
 
 
 def _predict(args: argparse.Namespace) -> None:
-    model, preset, device = _open(args)
+    model, preset, _ = _open(args)
     missing = [str(file) for file in args.files if not file.exists()]
     if missing:
         raise ZooError(f"no such file: {', '.join(missing)}")
-    for line in preset.task.predict(model, args.files, args.out, device):
-        print(line, flush=True)
+    for result in preset.task.predict(
+        model, args.files, OutFolder(args.out or Path("predictions"))
+    ):
+        print(result.text if isinstance(result, Prediction) else result, flush=True)
 
 
 def _sample(args: argparse.Namespace) -> None:
     from deq_zoo.values import paths, with_settings
 
-    model, preset, device = _open(args)
+    model, preset, _ = _open(args)
     options = preset.task.sampling()
     if args.list:
         for name, _, value in paths(options):
             print(f"--{name.replace('_', '-')} (default: {value})")
         return
     options = with_settings(options, _as_settings(args.options))
-    for line in preset.task.sample(model, options, args.out, device):
-        print(line, flush=True)
+    for result in preset.task.sample(model, options, OutFolder(args.out)):
+        print(result.text, flush=True)
 
 
 def _as_settings(words: Sequence[str]) -> list[str]:

@@ -23,11 +23,12 @@ def convert_file(source: Path, preset: Preset, name: str, out: Path) -> int:
     """Convert a file for a preset; returns how many tensors it holds."""
     if out.resolve() == source.resolve():
         raise CheckpointError(f"{source} would be overwritten: choose another --out")
-    state = preset.task.convert(read_state(source))
-    model = preset.task.build()
-    load_weights(model, state, str(source))
-    Checkpoint(0, model.state_dict(), config={"name": name, "preset": to_data(preset)}).save(out)
-    return len(state)
+    weights, facts = preset.task.from_authors(read_state(source))
+    model = preset.task.build(facts)
+    load_weights(model, weights, str(source))
+    config = {"name": name, "preset": to_data(preset)}
+    Checkpoint(0, model.state_dict(), config=config, facts=facts).save(out)
+    return len(weights)
 
 
 def read_state(source: Path) -> dict[str, Tensor]:

@@ -68,6 +68,51 @@ class MultiStep(Schedule):
         return float(self.decay ** sum(step >= share * steps for share in self.at))
 
 
+@dataclass(frozen=True)
+class LinearOneCycle(Schedule):
+    """PyTorch's one-cycle policy with straight lines.
+
+    Args:
+        rise: share of the steps in which the rate rises.
+        start: rate of the first step, relative to the highest.
+        end: rate of the last one, relative to the first.
+        extra: steps that the cycle is longer than training.
+    """
+
+    rise: float = 0.05
+    start: float = 1 / 25
+    end: float = 1e-4
+    extra: int = 100
+
+    def factor(self, step: int, steps: int) -> float:
+        last = steps + self.extra - 1
+        top = self.rise * (steps + self.extra) - 1
+        if step <= top:
+            return self.start + (1 - self.start) * step / max(top, 1e-9)
+        low = self.start * self.end
+        return 1 + (low - 1) * min(1.0, (step - top) / max(last - top, 1e-9))
+
+
+@dataclass(frozen=True)
+class WarmCosine(Schedule):
+    """Linear over `warmup` updates, then a cosine that began with the run: it drops a little.
+
+    Args:
+        warmup: updates of the rise.
+        loud_start: make the first update at the full rate, as the published runs did.
+    """
+
+    warmup: int = 0
+    loud_start: bool = False
+
+    def factor(self, step: int, steps: int) -> float:
+        if step == 0 and self.loud_start:
+            return 1.0
+        if step < self.warmup:
+            return (step if self.loud_start else step + 1) / self.warmup
+        return 0.5 * (1 + cos(pi * min(1.0, step / max(1, steps))))
+
+
 class Optim(ABC):
     """An optimiser's options. Subclasses are frozen dataclasses."""
 

@@ -1,4 +1,4 @@
-"""Optional packages: which family needs which, and errors that say what to install.
+"""Optional packages: whether they are there, and errors that say what to install.
 
 An extra of `pyproject.toml` has the name of its family: `pip install 'torchdeq[flow]'`.
 """
@@ -10,35 +10,23 @@ from importlib.util import find_spec
 from typing import Any
 
 from deq_zoo.errors import MissingPackage
+from deq_zoo.family import Family
 
 #: Modules that the commands need, whatever the family.
 FRAME = ("accelerate", "matplotlib", "numpy", "PIL", "rich", "safetensors")
-#: Modules that each family needs besides.
-FAMILY = {
-    "diffusion": ("diffusers", "mlxtend"),
-    "flow": ("skimage", "sklearn"),
-    "ignn": ("networkx", "torchmetrics"),
-    "inr": ("scipy", "skimage"),
-    "lm": ("tokenizers",),
-    "mdeq": ("mlxtend",),
-}
 
 
-def missing(family: str) -> list[str]:
-    """Return the modules that a family needs and that are not installed.
-
-    Nothing is known of a family from another package: the list is empty.
-    """
-    if family not in FAMILY:
-        return []
-    return [name for name in (*FRAME, *FAMILY[family]) if find_spec(name) is None]
+def missing(family: Family) -> list[str]:
+    """Return the modules that a family needs and that are not installed."""
+    return [name for name in (*FRAME, *family.packages) if find_spec(name) is None]
 
 
-def require_family(family: str) -> None:
+def require_family(family: Family) -> None:
     """Raise `MissingPackage` unless all modules of a family are installed."""
     lacking = missing(family)
     if lacking:
-        raise MissingPackage(f"{family} models need {', '.join(lacking)}: {install(family)}")
+        how = f": {family.install}" if family.install else ""
+        raise MissingPackage(f"{family.name} models need {', '.join(lacking)}{how}")
 
 
 def optional(module: str, extra: str, purpose: str) -> Any:

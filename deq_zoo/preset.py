@@ -10,21 +10,12 @@ from typing import Any, Literal
 
 from deq_zoo.checks import check_fields
 from deq_zoo.errors import ZooError
+from deq_zoo.family import Family, families
 from deq_zoo.optim import Adam, Optim
 from deq_zoo.packages import require_family
 from deq_zoo.task import Task
 from torchdeq import get_deq
 from torchdeq.registry import Registry, suggest
-
-#: Where each family's presets are defined; imported when one of them is asked for.
-FAMILIES = {
-    "diffusion": "deq_zoo.diffusion.presets",
-    "flow": "deq_zoo.flow.presets",
-    "ignn": "deq_zoo.ignn.presets",
-    "inr": "deq_zoo.inr.presets",
-    "lm": "deq_zoo.lm.presets",
-    "mdeq": "deq_zoo.mdeq.presets",
-}
 
 
 @dataclass(frozen=True)
@@ -53,6 +44,7 @@ class Preset:
         log_every: updates between two lines of the log.
         eval_every: updates between two evaluations; 0 is once per epoch.
         save_every: updates between two checkpoints.
+        workers: processes that make batches; None lets the machine and the task decide.
         target: the published result.
     """
 
@@ -68,6 +60,7 @@ class Preset:
     log_every: int = 10
     eval_every: int = 0
     save_every: int = 100
+    workers: int | None = None
     target: Target | None = None
 
     def __post_init__(self) -> None:
@@ -77,28 +70,30 @@ class Preset:
             )
         check_fields(self, 1, "accumulate", "log_every", "save_every")
         check_fields(self, 0, "steps", "epochs", "eval_every", "clip", "clip_value")
+        if self.workers is not None:
+            check_fields(self, 0, "workers")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be a number from 0 to 2**32 - 1, got {self.seed}")
 
     @property
     def updates_per_epoch(self) -> int:
-        """Steps of the optimiser in one pass through the data."""
+        """Return the steps of the optimiser in one pass through the data."""
         return max(1, self.task.steps_per_epoch // self.accumulate)
 
     @property
     def total_steps(self) -> int:
-        """Updates of the whole run; looks at the data if it is given in epochs."""
+        """Return the updates of the whole run; opens the data if it is given in epochs."""
         return self.steps or self.epochs * self.updates_per_epoch
 
     def with_data_dir(self, folder: str | Path) -> Preset:
-        """The preset with its data elsewhere."""
+        """Return the preset with its data in another folder."""
         if not hasattr(self.task, "data_dir"):
             raise ZooError(f"{type(self.task).__name__} reads no files: drop --data-dir")
         task = replace(self.task, data_dir=str(Path(folder).absolute()))  # type: ignore[type-var]
         return replace(self, task=task)
 
     def with_deq(self, **options: Any) -> Preset:
-        """The preset with other options of the equilibrium, the paper's flags.
+        """Return the preset with other options of the equilibrium, the paper's flags.
 
         Another solver does not inherit the options of the one it replaces.
         """
@@ -109,7 +104,7 @@ class Preset:
                 options.setdefault(f"{side}_solver_kwargs", {})
         try:
             deq = deq.with_options(**options)
-            get_deq(deq)  # knows every name
+            get_deq(deq)  # raises for unknown names
             return replace(self, task=replace(self.task, deq=deq))  # type: ignore[type-var]
         except (ValueError, TypeError, KeyError) as error:
             raise ZooError(str(error)) from None
@@ -118,20 +113,20 @@ class Preset:
 PRESETS: Registry[Callable[[], Preset]] = Registry("preset")
 
 
-def load_presets(family: str | None = None) -> None:
+def load_presets(family: Family | None = None) -> None:
     """Import the presets of one family, or of all."""
-    for name, module in FAMILIES.items():
-        if family in (None, name):
-            import_module(module)
+    for each in families().values() if family is None else [family]:
+        import_module(each.presets)
 
 
 def find_preset(name: str) -> Preset:
     """Return the preset of that name; raise if there is none, or if its packages are missing."""
-    family = name.partition("-")[0]
+    family = families().get(name.partition("-")[0])
     if name not in PRESETS:
-        load_presets(family if family in FAMILIES else None)
+        load_presets(family)
     if name not in PRESETS:
         load_presets()
         raise ZooError(f"unknown preset {name!r}{suggest(name, PRESETS)}")
-    require_family(family)
+    if family is not None:
+        require_family(family)
     return PRESETS[name]()

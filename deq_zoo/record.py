@@ -24,8 +24,10 @@ class SolverRecord:
     radii: list[float] = field(default_factory=list)
     _traces: list[Tensor] = field(default_factory=list)
 
-    def add(self, stats: SolverStat) -> None:
-        """Take in the statistics of one solve."""
+    def add(self, stats: SolverStat | None) -> None:
+        """Add the statistics of one solve; None, of a model without equilibrium, adds nothing."""
+        if stats is None:
+            return
         rel = stats["rel_lowest"].detach().double()
         n = len(rel)
         self.samples += n

@@ -13,9 +13,10 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from deq_zoo.errors import CheckpointError, DataError, MissingPackage
-from deq_zoo.evaluate import open_model
+from deq_zoo.files import write_atomically
+from deq_zoo.loading import open_model
 from deq_zoo.preset import Preset
-from deq_zoo.run import Run, write_atomically
+from deq_zoo.run import Run
 from deq_zoo.task import Picture
 from deq_zoo.values import paths
 
@@ -53,7 +54,7 @@ def write_report(run: Run, preset: Preset | None = None) -> None:
     try:
         with torch.random.fork_rng(devices=[]):
             model, _ = open_model(run.path)
-            examples = preset.task.pictures(model, torch.device("cpu"))
+            examples = preset.task.pictures(model)
     except (DataError, CheckpointError, MissingPackage) as error:
         missing = str(error)
     for picture in (*curves, *examples):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from math import isfinite
@@ -12,6 +11,7 @@ from typing import Any
 
 from deq_zoo.checkpoint import Checkpoint
 from deq_zoo.errors import ZooError
+from deq_zoo.files import write_atomically
 from deq_zoo.preset import Preset
 from deq_zoo.values import from_data, to_data
 
@@ -138,18 +138,3 @@ def as_json(values: Mapping[str, Any]) -> str:
         return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
     return json.dumps(plain(values))
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """A file that is either the old one or the new one, whole."""
-    part = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise ZooError(f"could not write {path}: {error}") from None

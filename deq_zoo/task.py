@@ -4,32 +4,37 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from deq_zoo.errors import ZooError
+from deq_zoo.model import Model
+from deq_zoo.predictions import Failure, OutFolder, Prediction
 from deq_zoo.record import SolverRecord
 from deq_zoo.tree import tensors
+from deq_zoo.uses import GRADIENT, NORM, SOLVE, STATES, check_uses
 from torchdeq import DEQConfig, SolverStat
 
 Batch = Any  # tensors in tuples, lists and dicts, on the CPU
+Split = Literal["val", "test"]
+Weights = Mapping[str, Tensor]
 
 
 class Score(NamedTuple):
-    """The number by which a task is judged, and checkpoints are chosen."""
+    """The metric by which the best checkpoint is chosen, on validation data."""
 
     name: str
     unit: str = ""
     higher_is_better: bool = True
 
     def better(self, new: float, old: float | None) -> bool:
-        """Whether to prefer `new`; a number that is none never wins."""
+        """Return whether to prefer `new`; NaN and infinity never win."""
         if not isfinite(new):
             return False
         if old is None or not isfinite(old):
@@ -38,7 +43,7 @@ class Score(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """Which part of every batch this process takes."""
+    """The part of every batch that a process takes."""
 
     rank: int = 0
     world: int = 1
@@ -49,7 +54,7 @@ WHOLE = Shard()
 
 @dataclass(frozen=True)
 class Loss:
-    """What one batch says.
+    """The loss of a batch.
 
     Args:
         value: to be differentiated.
@@ -66,86 +71,170 @@ class Loss:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How good a model is, and how its solver did."""
+    """How good a model is on a split, and how its solver did."""
 
     metrics: Mapping[str, float]
     solver: SolverRecord
 
 
 class Picture(NamedTuple):
-    """Something to look at in the report."""
+    """Something to look at in the report.
 
-    name: str  # of its file
+    Args:
+        name: of its file.
+        caption: says which data is shown, and how it was selected.
+        png: the image.
+    """
+
+    name: str
     caption: str
     png: bytes
 
 
+class Converted(NamedTuple):
+    """Weights of the authors as ours, with facts about the data behind them (see `Task.facts`)."""
+
+    weights: dict[str, Tensor]
+    facts: dict[str, Any]
+
+
 class Task(ABC):
-    """Subclasses are frozen dataclasses whose fields are options; data is opened when needed."""
+    """A model with its data, loss and score.
+
+    Subclasses are frozen dataclasses whose fields are options; data is opened when it is needed. A
+    subclass with a `__post_init__` of its own calls that of its base.
+    """
 
     score: ClassVar[Score]
+    #: Fields that an earlier version wrote to run folders, and their names now; None drops them.
+    former_fields: ClassVar[Mapping[str, str | None]] = {}
     deq: DEQConfig
 
+    def __post_init__(self) -> None:
+        check_uses(self)
+
+    @property
+    def uses(self) -> frozenset[str]:
+        """Return the names of the DEQ's options that have an effect; see `deq_zoo.uses`."""
+        return SOLVE | GRADIENT | STATES | NORM
+
+    @property
     @abstractmethod
-    def build(self) -> nn.Module:
-        """A freshly initialised model; draws from the global random generator."""
+    def train_set(self) -> Any:
+        """The training data."""
+
+    @property
+    @abstractmethod
+    def val_set(self) -> Any:
+        """The data by which the best checkpoint is chosen; None: the last checkpoint counts."""
+
+    @property
+    @abstractmethod
+    def test_set(self) -> Any:
+        """The data that is scored once, with the weights that were chosen."""
+
+    def open_data(self) -> None:
+        """Raise `DataError` for missing or broken data before a run folder is touched."""
+        _ = self.train_set, self.val_set, self.test_set, self.steps_per_epoch
+
+    def facts(self) -> dict[str, Any]:
+        """Return facts about the data that using the model needs, e.g. names of classes.
+
+        They are plain values, saved in every checkpoint and known to the model as `model.facts`.
+        """
+        return {}
+
+    @abstractmethod
+    def build(self, facts: Mapping[str, Any] | None = None) -> Model:
+        """Return a freshly initialised model; draws from the global random generator.
+
+        Args:
+            facts: those of a checkpoint. Without them, a model whose shape depends on the data
+                looks at the data.
+        """
 
     @property
     @abstractmethod
     def steps_per_epoch(self) -> int:
         """Training batches in one pass through the data."""
 
-    @abstractmethod
-    def train_batch(self, step: int, seed: int, shard: Shard) -> Batch:
-        """Batch `step` = 0, 1, ...: a function of its arguments alone, so a run can resume."""
+    @property
+    def costly_batches(self) -> bool:
+        """Whether batches take long to make, e.g. decode files: worker processes make them then."""
+        return False
 
     @abstractmethod
-    def loss(self, model: nn.Module, batch: Batch, carry: Any) -> Loss:
-        """The loss of a batch; `carry` is that of the step before, None at first."""
+    def train_batch(self, step: int, seed: int, shard: Shard = WHOLE) -> Batch:
+        """Return batch `step` = 0, 1, ...: a function of its arguments alone, so a run can resume.
 
-    @abstractmethod
-    def evaluate(self, model: nn.Module, device: torch.device, thorough: bool) -> Evaluation:
-        """Judge a model in evaluation mode; `thorough` asks for spectral radii too."""
+        Worker processes may call it: it must not draw from global random generators.
+        """
 
-    def begin(self, model: nn.Module) -> None:
-        """Called once, when a run begins, e.g. to start from weights of an earlier one."""
-        return
+    def batch_size(self, batch: Batch) -> int:
+        """Return the number of terms in the mean that is the loss of a batch.
 
-    def after_step(self, model: nn.Module) -> None:
-        """Called after every update, e.g. to project weights."""
-        return
-
-    def pictures(self, model: nn.Module, device: torch.device) -> list[Picture]:
-        """Examples for the report."""
-        return []
-
-    def samples(self, batch: Batch) -> int:
-        """How many examples a batch holds, for the speed shown."""
+        It weights the gradients of processes whose parts of a batch differ in size, and is the
+        number of samples of the speed shown.
+        """
         return len(next(tensors(batch)))
 
-    def convert(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A state_dict of the authors' release as one of ours."""
+    @abstractmethod
+    def loss(self, model: Any, batch: Batch, carry: Any) -> Loss:
+        """Return the loss of a batch.
+
+        Args:
+            model: as `build` returns it, or wrapped for several processes.
+            batch: on the model's device.
+            carry: `Loss.carry` of the step before, None at first.
+        """
+
+    @abstractmethod
+    def evaluate(self, model: Any, split: Split, thorough: bool = False) -> Evaluation:
+        """Return metrics of a model, in evaluation mode and without a graph, on one split.
+
+        Args:
+            model: as `build` returns it.
+            split: `val` or `test`; the metrics have the same names on both.
+            thorough: add costly figures, e.g. spectral radii: at the end of a run, and on demand.
+        """
+
+    def begin(self, model: Any) -> None:
+        """Prepare a model when its run begins, e.g. load weights of an earlier run."""
+        return
+
+    def after_step(self, model: Any) -> None:
+        """Change a model after every update, e.g. project its weights."""
+        return
+
+    def pictures(self, model: Any) -> list[Picture]:
+        """Return examples for the report."""
+        return []
+
+    def from_authors(self, state: Weights) -> Converted:
+        """Return a state_dict of the authors' release as one of ours."""
         raise ZooError(f"{type(self).__name__} has no released weights to convert")
 
+    def to_authors(self, state: Weights) -> dict[str, Tensor]:
+        """Return a state_dict of ours as the authors' programs read it."""
+        raise ZooError(f"{type(self).__name__} has no released weights to convert to")
+
     def predict(
-        self, model: nn.Module, files: Sequence[Path], out: Path | None, device: torch.device
-    ) -> Iterable[str]:
-        """Apply the model to files; what it yields is printed at once, one line each."""
+        self, model: Any, paths: Sequence[Path], out: OutFolder
+    ) -> Iterator[Prediction | Failure]:
+        """Yield results for files, one by one; an input that cannot be read yields a `Failure`."""
         raise ZooError(f"{type(self).__name__} has nothing to predict from files")
 
     def sampling(self) -> Any:
-        """The options of `sample` at their defaults: a frozen dataclass."""
+        """Return the options of `sample` at their defaults: a frozen dataclass."""
         raise ZooError(f"{type(self).__name__} has nothing to sample")
 
-    def sample(
-        self, model: nn.Module, options: Any, out: Path, device: torch.device
-    ) -> Iterable[str]:
-        """Generate from the model as `sampling` says; what it yields is printed at once."""
+    def sample(self, model: Any, options: Any, out: OutFolder) -> Iterator[Prediction]:
+        """Yield what the model generates, as the options from `sampling` say."""
         raise ZooError(f"{type(self).__name__} has nothing to sample")
 
 
 def generator(*key: object) -> torch.Generator:
-    """A random generator that depends on `key` alone."""
+    """Return a random generator that depends on `key` alone."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
@@ -153,7 +242,7 @@ def generator(*key: object) -> torch.Generator:
 def batch_indices(
     n: int, size: int, step: int, seed: int, shard: Shard = WHOLE, *, drop_last: bool = False
 ) -> Tensor:
-    """Which of `n` examples batch `step` holds: every epoch is a new permutation."""
+    """Return which of `n` examples batch `step` holds; every epoch is a new permutation."""
     per_epoch = steps_in_epoch(n, size, drop_last)
     epoch, k = divmod(step, per_epoch)
     order = torch.randperm(n, generator=generator("epoch", seed, epoch))
@@ -161,5 +250,5 @@ def batch_indices(
 
 
 def steps_in_epoch(n: int, size: int, drop_last: bool = False) -> int:
-    """Batches of `size` that `n` examples make."""
+    """Return the number of batches of `size` in `n` examples."""
     return max(1, n // size if drop_last else -(-n // size))

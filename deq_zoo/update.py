@@ -94,7 +94,7 @@ class Learner:
             batch = to_device(next(batches), self.devices.device)
             with self.devices.autocast():
                 loss = self.task.loss(self.model, batch, self.carry)
-            samples = self.task.samples(batch)
+            samples = self.task.batch_size(batch)
             weight = self._shard_weight(samples)
             self.devices.backward(loss.value * weight / self.preset.accumulate)
             self.carry = detached(loss.carry)

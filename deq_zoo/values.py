@@ -15,16 +15,30 @@ from importlib import import_module
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from deq_zoo.errors import ZooError
+from deq_zoo.family import families
 from deq_zoo.packages import require_family
 from torchdeq import DEQConfig
 from torchdeq.registry import suggest
 
 _TRUSTED = {"deq_zoo", "torchdeq"}  # packages whose classes a file may name
+#: Classes under the names by which earlier versions wrote them.
+_MOVED = {
+    "deq_zoo.flow.schedule:LinearOneCycle": "deq_zoo.optim:LinearOneCycle",
+    "deq_zoo.lm.schedule:WarmCosine": "deq_zoo.optim:WarmCosine",
+    "deq_zoo.mdeq.model:MDEQConfig": "deq_zoo.mdeq.config:MDEQConfig",
+}
 
 
 def trust(package: str) -> None:
-    """Let files name the configurations of one more package, e.g. of tasks of one's own."""
+    """Let files name the configurations of one more package.
+
+    Packages of registered families are trusted without it.
+    """
     _TRUSTED.add(package)
+
+
+def _trusted() -> set[str]:
+    return _TRUSTED | {family.package for family in families().values()}
 
 
 def to_data(value: Any) -> Any:
@@ -51,7 +65,9 @@ def from_data(data: Any) -> Any:
         kind = _class(data["class"])
         hints = get_type_hints(kind)
         known = {f.name for f in fields(kind) if f.init}
-        held = {k: v for k, v in data.items() if k != "class"}
+        former = getattr(kind, "former_fields", {})
+        named = {former.get(k, k): v for k, v in data.items() if k != "class"}
+        held = {k: v for k, v in named.items() if k is not None}
         unknown = [name for name in held if name not in known]
         if unknown:
             raise ZooError(
@@ -67,16 +83,18 @@ def from_data(data: Any) -> Any:
 
 
 def _class(path: str) -> type[Any]:
-    module, _, name = path.partition(":")
-    runs = module.rsplit(".", 1)[-1] == "__main__"  # a program, not a module
-    if module.split(".")[0] not in _TRUSTED or not name.isidentifier() or runs:
-        raise ZooError(
-            f"a configuration names the class {path!r}; if its package is yours, call "
-            f"deq_zoo.values.trust({module.split('.')[0]!r}) first"
-        )
+    module, _, name = _MOVED.get(path, path).partition(":")
     package, _, inner = module.partition(".")
-    if package == "deq_zoo":
-        require_family(inner.partition(".")[0])
+    runs = module.rsplit(".", 1)[-1] == "__main__"  # a program, not a module
+    if package not in _trusted() or not name.isidentifier() or runs:
+        raise ZooError(
+            f"the configuration names the class {path!r}, and only classes of the zoo and of "
+            "registered families are loaded: register the family it belongs to, or use another "
+            "file if you did not expect this class"
+        )
+    family = families().get(inner.partition(".")[0]) if package == "deq_zoo" else None
+    if family is not None:
+        require_family(family)
     kind = getattr(import_module(module), name, None)
     if not (isinstance(kind, type) and is_dataclass(kind)):
         raise ZooError(f"a configuration names the class {path!r}, which does not exist")

@@ -24,7 +24,7 @@ from deq_zoo.preset import Preset, find_preset
 from deq_zoo.report import write_report
 from deq_zoo.run import Run
 from deq_zoo.task import Shard
-from deq_zoo.train import train
+from deq_zoo.training import train
 
 NAME, OUT = "mdeq-quick", Path("demo")
 STEPS = 20  # timed of each way to train

@@ -129,7 +129,7 @@ def test_imports_follow_the_arrows() -> None:
         ("torchdeq.grad.base", "torchdeq.functional", "which is not below it"),
         ("torchdeq.solver.base", "torchdeq.solver.loop", "a cycle"),
         ("torchdeq.norm.apply", "deq_zoo.task", "imports deq_zoo.task"),
-        ("deq_zoo.train", "deq_zoo.lm.task", "imports deq_zoo.lm.task"),
+        ("deq_zoo.training", "deq_zoo.lm.task", "imports deq_zoo.lm.task"),
         ("deq_zoo.flow.model", "deq_zoo.mdeq.layers", "imports deq_zoo.mdeq.layers"),
         ("deq_zoo.errors", "deq_zoo.cli", "a cycle"),
     ],

@@ -1,16 +1,17 @@
 """DEQ-DDIM: sampling chains of diffusion models as equilibria (Pokle et al., 2022)."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from deq_zoo.diffusion.adjoint import Adjoint, Work
-from deq_zoo.diffusion.chain import ParallelChain
-from deq_zoo.diffusion.inversion import Inversion, interpolate, invert
-from deq_zoo.diffusion.model import Denoiser, UNetConfig, make_unet
-from deq_zoo.diffusion.sampling import Trajectory, parallel_sample
-from deq_zoo.diffusion.steps import Steps, spaced
+from deq_zoo.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from deq_zoo.diffusion.adjoint import Adjoint, Work
+    from deq_zoo.diffusion.chain import ParallelChain
+    from deq_zoo.diffusion.inversion import Inversion, interpolate, invert
+    from deq_zoo.diffusion.model import Denoiser, UNetConfig, make_unet
     from deq_zoo.diffusion.pipeline import DEQDDIMPipeline
+    from deq_zoo.diffusion.sampling import Trajectory, parallel_sample
+    from deq_zoo.diffusion.steps import Steps, spaced
 
 __all__ = [
     "Adjoint",
@@ -29,11 +30,22 @@ __all__ = [
     "spaced",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """The pipeline is a class of diffusers', which is imported when it is asked for."""
-    if name == "DEQDDIMPipeline":
-        from deq_zoo.diffusion.pipeline import DEQDDIMPipeline
-
-        return DEQDDIMPipeline
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Adjoint": "adjoint",
+        "DEQDDIMPipeline": "pipeline",
+        "Denoiser": "model",
+        "Inversion": "inversion",
+        "ParallelChain": "chain",
+        "Steps": "steps",
+        "Trajectory": "sampling",
+        "UNetConfig": "model",
+        "Work": "adjoint",
+        "interpolate": "inversion",
+        "invert": "inversion",
+        "make_unet": "model",
+        "parallel_sample": "sampling",
+        "spaced": "steps",
+    },
+)

@@ -1,8 +1,13 @@
 """DEQ-Flow: optical flow as a fixed point (Bai et al., 2022)."""
 
-from deq_zoo.flow.consistency import consistent, warped
-from deq_zoo.flow.correlation import Correlation, correlate
-from deq_zoo.flow.model import SIZES, DEQFlow, FlowConfig, FlowOutput, State
+from typing import TYPE_CHECKING
+
+from deq_zoo.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from deq_zoo.flow.consistency import consistent, warped
+    from deq_zoo.flow.correlation import Correlation, correlate
+    from deq_zoo.flow.model import SIZES, DEQFlow, FlowConfig, FlowOutput, State
 
 __all__ = [
     "SIZES",
@@ -15,3 +20,18 @@ __all__ = [
     "correlate",
     "warped",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Correlation": "correlation",
+        "DEQFlow": "model",
+        "FlowConfig": "model",
+        "FlowOutput": "model",
+        "SIZES": "model",
+        "State": "model",
+        "consistent": "consistency",
+        "correlate": "correlation",
+        "warped": "consistency",
+    },
+)

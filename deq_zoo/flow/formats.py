@@ -17,9 +17,9 @@ from PIL import Image
 from torch import Tensor
 
 from deq_zoo.errors import DataError
+from deq_zoo.files import write_atomically
 from deq_zoo.images.files import open_image
 from deq_zoo.packages import optional
-from deq_zoo.run import write_atomically
 
 _MAGIC = 202021.25  # the bytes "PIEH"
 _UNKNOWN = 1e9  # Middlebury's mark of a pixel without flow is larger

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from deq_zoo.flow.model import FlowConfig
-from deq_zoo.flow.schedule import LinearOneCycle
 from deq_zoo.flow.task import StageTask, WarpTask
 from deq_zoo.flow.warps import Motion
-from deq_zoo.optim import Adam, OneCycle
+from deq_zoo.optim import Adam, LinearOneCycle, OneCycle
 from deq_zoo.preset import PRESETS, Preset, Target
 from torchdeq import DEQConfig
 

@@ -16,7 +16,7 @@ SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")
 
 
 def open_image(source: str | Path | io.BytesIO, on_white: bool = True) -> Image.Image:
-    """An image of 8 bits a channel, turned as its camera says.
+    """Return an image of 8 bits a channel, turned as its camera says.
 
     Grey of 16 bits is divided by 257; grey in floating point must lie from 0 to 1.
 
@@ -28,17 +28,14 @@ def open_image(source: str | Path | io.BytesIO, on_white: bool = True) -> Image.
     try:
         with Image.open(source) as held:
             image = _in_bytes(ImageOps.exif_transpose(held))
-            if not (on_white and image.has_transparency_data):
-                image.load()
-                return image
-            ground = Image.new("RGBA", image.size, "white")
-            return Image.alpha_composite(ground, image.convert("RGBA"))
+            image.load()
+            return _on_white(image) if on_white else image
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # Pillow's
         raise DataError(f"cannot read {place}: {error}") from error
 
 
 def _in_bytes(image: Image.Image) -> Image.Image:
-    """With 8 bits instead of more, which Pillow's own conversion would cut off at 255."""
+    """Return an image with 8 bits a channel: Pillow's own conversion would cut more off at 255."""
     if image.mode != "F" and not image.mode.startswith("I"):
         return image
     top = 1 if image.mode == "F" else 65535
@@ -52,6 +49,24 @@ def _in_bytes(image: Image.Image) -> Image.Image:
 
 
 def read_image(source: str | Path | io.BytesIO) -> Tensor:
-    """An image file as bytes (3, H, W), whatever its colours were."""
-    array = np.array(open_image(source).convert("RGB"))
-    return torch.from_numpy(array).permute(2, 0, 1).contiguous()
+    """Return an image file as bytes (3, H, W), whatever its colours were."""
+    return _planes(open_image(source))
+
+
+def pixels_of(image: Image.Image) -> Tensor:
+    """Return an image of Pillow's as bytes (3, H, W), on white where it is transparent."""
+    try:
+        return _planes(_on_white(_in_bytes(image)))
+    except (OSError, SyntaxError, ValueError) as error:  # Pillow's
+        raise DataError(f"cannot read an image of Pillow's: {error}") from error
+
+
+def _planes(image: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).contiguous()
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    if not image.has_transparency_data:
+        return image
+    ground = Image.new("RGBA", image.size, "white")
+    return Image.alpha_composite(ground, image.convert("RGBA"))

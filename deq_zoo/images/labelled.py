@@ -5,7 +5,8 @@ They come as unsigned bytes, channels first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,6 +52,10 @@ class Images(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return self.pixels[index], int(self.labels[index])
 
+    def subset(self, rows: Tensor) -> Images:
+        """Return some of the images."""
+        return replace(self, pixels=self.pixels[rows], labels=self.labels[rows])
+
 
 class ImageFolder(Dataset[tuple[Tensor, int]]):
     """Images in one folder per class, read when they are asked for: ImageNet's usual form.
@@ -84,23 +89,51 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         path, label = self.files[index]
         return read_image(path), label
 
+    @property
+    def labels(self) -> Tensor:
+        """(N,) the label of every file."""
+        return torch.tensor([label for _, label in self.files])
+
+    def subset(self, rows: Tensor) -> ImageFolder:
+        """Return some of the images, of the same classes."""
+        part = copy(self)
+        part.files = [self.files[k] for k in rows.tolist()]
+        return part
+
     def load(self) -> Images:
-        """All of them in memory; they must be of one size."""
+        """Return all images in memory; they must be of one size."""
         pixels = stack([read_image(path) for path, _ in self.files])
-        labels = torch.tensor([label for _, label in self.files])
-        return Images(pixels, labels, self.classes, self.channels)
+        return Images(pixels, self.labels, self.classes, self.channels)
+
+
+Labelled = Images | ImageFolder
 
 
 def stack(images: list[Tensor]) -> Tensor:
-    """Images of one size as a batch."""
+    """Return images of one size as a batch."""
     sizes = sorted({tuple(image.shape[1:]) for image in images})
     if len(sizes) != 1:
         raise DataError(f"images of one size are needed here, got {sizes[:3] or 'none'}")
     return torch.stack(images)
 
 
+def hold_out(data: Labelled, n: int, seed: int = 0) -> tuple[Labelled, Labelled]:
+    """Return the data without `n` images, and those, the same share of every class.
+
+    Args:
+        data: the images.
+        n: about how many to hold out; at least one image of the data stays.
+        seed: of the choice.
+    """
+    if not 0 < n < len(data):
+        raise DataError(f"{n} of {len(data)} training images cannot be held out for validation")
+    rng = torch.Generator().manual_seed(seed)
+    kept, held_out = stratified(data.labels, 1 - n / len(data), rng)
+    return data.subset(kept), data.subset(held_out)
+
+
 def stratified(labels: Tensor, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Indices of a random `share` of every class, and of the rest, each in rising order."""
+    """Return indices of a random `share` of every class, and of the rest, each in rising order."""
     first, second = [], []
     for label in labels.unique():
         members = torch.nonzero(labels == label).flatten()

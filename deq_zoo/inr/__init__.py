@@ -1,14 +1,19 @@
 """DEQ-INR: signals as fields whose hidden state is an equilibrium (Huang et al., 2021)."""
 
-from deq_zoo.inr.derivatives import laplacian, value_and_gradient
-from deq_zoo.inr.fields import make_field
-from deq_zoo.inr.fit import fit
-from deq_zoo.inr.model import DEQField, Field, FieldConfig, OnePassField, Output
-from deq_zoo.inr.render import Rendering, render
-from deq_zoo.inr.representation import Representation
-from deq_zoo.inr.signal import Signal, coordinates
-from deq_zoo.inr.task import FitSignal, GeneraliseImage
-from deq_zoo.inr.writers import write_signal
+from typing import TYPE_CHECKING
+
+from deq_zoo.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from deq_zoo.inr.derivatives import laplacian, value_and_gradient
+    from deq_zoo.inr.fields import make_field
+    from deq_zoo.inr.fitting import fit
+    from deq_zoo.inr.model import DEQField, Field, FieldConfig, OnePassField, Output
+    from deq_zoo.inr.render import Rendering, render
+    from deq_zoo.inr.representation import Representation
+    from deq_zoo.inr.signal import Signal, coordinates
+    from deq_zoo.inr.task import FitSignal, GeneraliseImage
+    from deq_zoo.inr.writers import write_signal
 
 __all__ = [
     "DEQField",
@@ -29,3 +34,26 @@ __all__ = [
     "value_and_gradient",
     "write_signal",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "DEQField": "model",
+        "Field": "model",
+        "FieldConfig": "model",
+        "FitSignal": "task",
+        "GeneraliseImage": "task",
+        "OnePassField": "model",
+        "Output": "model",
+        "Rendering": "render",
+        "Representation": "representation",
+        "Signal": "signal",
+        "coordinates": "signal",
+        "fit": "fitting",
+        "laplacian": "derivatives",
+        "make_field": "fields",
+        "render": "render",
+        "value_and_gradient": "derivatives",
+        "write_signal": "writers",
+    },
+)

@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from deq_zoo.lm.model import LMConfig
-from deq_zoo.lm.schedule import WarmCosine
 from deq_zoo.lm.task import LanguageTask
-from deq_zoo.optim import Adam, Cosine
+from deq_zoo.optim import Adam, Cosine, WarmCosine
 from deq_zoo.preset import PRESETS, Preset, Target
 from torchdeq import DEQConfig
 

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from deq_zoo.convert import bare_state, read_state
@@ -19,12 +17,13 @@ from deq_zoo.weights import check_fits
 
 BACKBONE = ("downsample.", "stage0.", "full_stage.")  # what segmentation takes from ImageNet
 _PREFIX = "module."
+_ADVICE = "Build the model with the checkpoint's sizes, norm_scope and norm_type"
 
 
 def load_checkpoint(
     model: nn.Module, checkpoint: str | Path | Mapping[str, Any], backbone_only: bool = False
 ) -> None:
-    """Put a checkpoint of the authors into a model; nothing is changed if it does not fit.
+    """Load a checkpoint of the authors into a model; nothing is changed if it does not fit.
 
     Args:
         model: an MDEQ, classifier or segmenter of the checkpoint's sizes.
@@ -38,37 +37,29 @@ def load_checkpoint(
     expected = model.state_dict()
     if backbone_only:
         state, expected = _backbone(state), _backbone(expected)
-    advice = "Build the model with the checkpoint's sizes, norm_scope and norm_type"
-    check_fits(state, expected, "the checkpoint", advice)
+    check_fits(state, expected, "the checkpoint", _ADVICE)
     model.load_state_dict(state, strict=False)  # only the head is missing
 
 
-def authors_checkpoint(
-    model: nn.Module, nested: bool = False, data_parallel: bool = False
+def from_authors(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state_dict of the authors as one of `model`, which is not changed."""
+    check_fits(state, model.state_dict(), "the checkpoint", _ADVICE)
+    return dict(state)
+
+
+def to_authors(
+    state: Mapping[str, Tensor], nested: bool = False, data_parallel: bool = False
 ) -> dict[str, Any]:
-    """A model as the authors' programs read it.
+    """Return a state_dict of ours as the authors' programs read it.
 
     Args:
-        model: an MDEQ classifier.
+        state: ours.
         nested: put the state_dict under `state_dict`, as in their ImageNet files.
         data_parallel: let the keys start with `module.`, as there.
     """
     prefix = _PREFIX if data_parallel else ""
-    state = {prefix + key: value.detach().clone() for key, value in model.state_dict().items()}
-    return {"state_dict": state} if nested else state
-
-
-def write_checkpoint(
-    model: nn.Module, path: str | Path, nested: bool = False, data_parallel: bool = False
-) -> None:
-    """Write `authors_checkpoint` to a file: `.safetensors`, or torch's format."""
-    checkpoint = authors_checkpoint(model, nested, data_parallel)
-    if Path(path).suffix != ".safetensors":
-        torch.save(checkpoint, path)
-    elif nested:
-        raise ValueError("safetensors hold a bare state_dict: leave nested out, or write a .pth")
-    else:
-        save_file({key: value.contiguous() for key, value in checkpoint.items()}, path)
+    theirs = {prefix + key: value.detach().clone() for key, value in state.items()}
+    return {"state_dict": theirs} if nested else theirs
 
 
 def _backbone(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -11,120 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deq_zoo.checks import check_fields
+from deq_zoo.images.inputs import ImageLike, as_image
+from deq_zoo.mdeq.config import MDEQConfig
 from deq_zoo.mdeq.layers import Bottleneck, MultiscaleMap, Pyramid, conv1x1, conv3x3, half, normed
+from deq_zoo.mdeq.prediction import Classes, prepare
+from deq_zoo.model import Model
+from deq_zoo.output import Output
 from torchdeq import DEQConfig, SolverStat, apply_norm, get_deq, reset_norm
-from torchdeq.registry import suggest
-
-NORM_SCOPES = ("branches", "fuse_layers", "post_fuse_layers")  # the three kinds of layers in f
-INIT_RULES = ("cifar", "default")
 
 
-def _tuple(name: str, value: Any) -> tuple[Any, ...]:
-    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-        raise TypeError(f"{name} must be a tuple, one entry per item, got {value!r}")
-    return tuple(value)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MDEQConfig:
-    """The shape of an MDEQ.
-
-    Args:
-        channels: of each branch, finest first; each branch has half the resolution of the last.
-        blocks: residual blocks of each branch, or one number for all.
-        expansion: the first convolution of a block widens by this.
-        groups: of the group norms; even, and a divisor of every branch's channels.
-        downsample_times: halvings of the image before branch 0: 0, 1 or 2.
-        in_channels: of the image.
-        head_channels: width of the classifier's bottleneck on each branch.
-        final_channels: features that are averaged over the image and classified.
-        classes: outputs.
-        norm_scope: which layers of f are normalised, in the way that the DEQ's options say: any of
-            `branches`, `fuse_layers`, `post_fuse_layers`.
-        init: `cifar` draws every convolution outside f from N(0, 0.01²), biases too; `default`
-            leaves PyTorch's uniform rule. f keeps PyTorch's rule in both.
-    """
-
-    channels: tuple[int, ...]
-    blocks: int | tuple[int, ...] = 1
-    expansion: int = 5
-    groups: int = 8
-    downsample_times: int = 0
-    in_channels: int = 3
-    head_channels: tuple[int, ...] = ()
-    final_channels: int = 0
-    classes: int = 10
-    norm_scope: tuple[str, ...] = NORM_SCOPES
-    init: str = "cifar"
-
-    def __post_init__(self) -> None:
-        for name in ("channels", "head_channels", "norm_scope"):
-            object.__setattr__(self, name, _tuple(name, getattr(self, name)))
-        if not isinstance(self.blocks, int):
-            object.__setattr__(self, "blocks", _tuple("blocks", self.blocks))
-        if not self.channels:
-            raise ValueError("channels must name at least one branch, e.g. (24, 24)")
-        if self.groups < 2 or self.groups % 2:
-            raise ValueError(f"groups must be even and at least 2, got {self.groups}")
-        uneven = [c for c in self.channels if c < 1 or c % self.groups]
-        if uneven:
-            raise ValueError(
-                f"every branch's channels must be a multiple of groups={self.groups}, got {uneven}"
-            )
-        if len(self.blocks_by_branch) != len(self.channels) or min(self.blocks_by_branch) < 1:
-            raise ValueError(
-                f"blocks must be one number >= 1 for each of the {len(self.channels)} branches, or "
-                f"one for all, got {self.blocks}"
-            )
-        if self.downsample_times not in (0, 1, 2):
-            raise ValueError(f"downsample_times must be 0, 1 or 2, got {self.downsample_times}")
-        check_fields(self, 1, "expansion", "in_channels", "classes")
-        for scope in self.norm_scope:
-            if scope not in NORM_SCOPES:
-                raise ValueError(f"unknown norm_scope {scope!r}{suggest(scope, NORM_SCOPES)}")
-        if self.init not in INIT_RULES:
-            raise ValueError(f"unknown init {self.init!r}{suggest(self.init, INIT_RULES)}")
-
-    @property
-    def blocks_by_branch(self) -> tuple[int, ...]:
-        """The number of residual blocks, for each branch."""
-        return (self.blocks,) * len(self.channels) if isinstance(self.blocks, int) else self.blocks
-
-    @property
-    def has_stage0(self) -> bool:
-        """Whether a 1x1 convolution follows the stem: not in small nets at full resolution."""
-        return self.downsample_times > 0 or len(self.channels) > 2
-
-
-#: The nets of the paper; parameters 159,034, 11,099,998 and 16,808,456.
-TINY = MDEQConfig(channels=(24, 24), head_channels=(8, 16), final_channels=200)
-LARGE = MDEQConfig(
-    channels=(32, 64, 128, 256), head_channels=(14, 28, 56, 112), final_channels=1680
-)
-IMAGENET_SMALL = MDEQConfig(
-    channels=(32, 64, 128, 256),
-    downsample_times=2,
-    head_channels=(24, 48, 96, 192),
-    final_channels=2048,
-    classes=1000,
-    norm_scope=("branches",),
-    init="default",
-)
-#: Grey images of 28 x 28 in a minute on a CPU: 40,122 parameters, a state of 16 x (7 x 7 + 4 x 4).
-DIGITS = MDEQConfig(
-    channels=(16, 16),
-    expansion=2,
-    groups=4,
-    downsample_times=2,
-    in_channels=1,
-    head_channels=(8, 8),
-    final_channels=64,
-)
-
-
-class _Equilibrium(nn.Module):
-    """What backbone, classifier and segmenter share: stem, f and the DEQ."""
+class _Equilibrium(Model):
+    """The common part of backbone, classifier and segmenter: stem, f and the DEQ."""
 
     def __init__(self, config: MDEQConfig, deq: Any = None) -> None:
         super().__init__()
@@ -145,7 +40,7 @@ class _Equilibrium(nn.Module):
                 apply_norm(getattr(self.full_stage, scope), args=options)
 
     def inject(self, x: Tensor) -> Tensor:
-        """The injection u, (B, C_0, H, W), of images (B, C, ...)."""
+        """Return the injection u, (B, C_0, H, W), of images (B, C, ...)."""
         if x.dim() != 4 or x.shape[1] != self.config.in_channels:
             raise ValueError(
                 f"images must be (batch, {self.config.in_channels}, height, width), got "
@@ -157,7 +52,7 @@ class _Equilibrium(nn.Module):
         return u
 
     def start(self, u: Tensor) -> Pyramid:
-        """A pyramid of zeros for this injection, in its memory format and the model's dtype."""
+        """Return a pyramid of zeros in the memory format of u and the dtype of the model."""
         dtype = next(self.parameters()).dtype  # u's own may be autocast's
         batch, _, height, width = u.shape
         pyramid = []
@@ -170,7 +65,7 @@ class _Equilibrium(nn.Module):
     def solve(
         self, u: Tensor, z0: Pyramid | None = None, **call: Any
     ) -> tuple[list[Pyramid], SolverStat]:
-        """The pyramids in equilibrium with an injection.
+        """Return the pyramids in equilibrium with an injection, and statistics.
 
         Args:
             u: the injection.
@@ -213,9 +108,10 @@ class MDEQ(_Equilibrium):
 
     def forward(
         self, x: Tensor, z0: Pyramid | None = None, **call: Any
-    ) -> tuple[list[Pyramid], SolverStat]:
-        """The pyramids that training samples, or the one of evaluation; see `solve`."""
-        return self.solve(self.inject(x), z0, **call)
+    ) -> Output[Pyramid, Pyramid]:
+        """Return the pyramids that training samples, or the one of evaluation; see `solve`."""
+        pyramids, stats = self.solve(self.inject(x), z0, **call)
+        return Output(pyramids, _detached(pyramids[-1]), stats)
 
 
 class MDEQClassifier(_Equilibrium):
@@ -249,15 +145,31 @@ class MDEQClassifier(_Equilibrium):
         self.classifier = nn.Linear(final, config.classes)
         self._initialise()
 
-    def forward(
-        self, x: Tensor, z0: Pyramid | None = None, **call: Any
-    ) -> tuple[list[Tensor], SolverStat]:
-        """The logits (B, classes) of every pyramid: several may come in training, else one."""
+    def forward(self, x: Tensor, z0: Pyramid | None = None, **call: Any) -> Output[Tensor, Pyramid]:
+        """Return the logits (B, classes) of every pyramid; see `solve`."""
         pyramids, stats = self.solve(self.inject(x), z0, **call)
-        return [self.classify(z) for z in pyramids], stats
+        logits = [self.classify(z) for z in pyramids]
+        return Output(logits, _detached(pyramids[-1]), stats)
+
+    def predict(
+        self, x: ImageLike, z0: Pyramid | None = None, **call: Any
+    ) -> Output[Classes, Pyramid]:
+        """Return the classes of one image: a path, a Pillow image, an array or a tensor.
+
+        The image is brought into the form of the training images. A model of drawings on a dark
+        ground inverts a drawing on a light one, and the other way round; the prediction says so.
+        """
+        return super().predict(x, z0, **call)
+
+    def _predict(self, x: ImageLike, z0: Pyramid | None, **call: Any) -> Output[Classes, Pyramid]:
+        image = prepare(as_image(x), self.facts)
+        out = self(image.pixels.to(self.device), z0, **call)
+        chance = out.prediction.float().softmax(1)[0]
+        prediction = Classes.of(chance, self.facts.get("classes"), image.inverted)
+        return Output([prediction], out.state, out.stats)
 
     def classify(self, z: Pyramid) -> Tensor:
-        """The logits (B, classes) of a pyramid."""
+        """Return the logits (B, classes) of a pyramid."""
         t = self.incre_modules[0](z[0])
         for i, down in enumerate(self.downsamp_modules, start=1):
             t = self.incre_modules[i](z[i]) + down(t)
@@ -284,21 +196,24 @@ class MDEQSegmenter(_Equilibrium):
         )
         self._initialise()
 
-    def forward(
-        self, x: Tensor, z0: Pyramid | None = None, **call: Any
-    ) -> tuple[list[Tensor], SolverStat]:
-        """The logits (B, classes, H_0, W_0) of every pyramid."""
+    def forward(self, x: Tensor, z0: Pyramid | None = None, **call: Any) -> Output[Tensor, Pyramid]:
+        """Return the logits (B, classes, H_0, W_0) of every pyramid."""
         pyramids, stats = self.solve(self.inject(x), z0, **call)
-        return [self.segment(z) for z in pyramids], stats
+        logits = [self.segment(z) for z in pyramids]
+        return Output(logits, _detached(pyramids[-1]), stats)
 
     def segment(self, z: Pyramid) -> Tensor:
-        """The logits (B, classes, H_0, W_0) of a pyramid."""
+        """Return the logits (B, classes, H_0, W_0) of a pyramid."""
         size = z[0].shape[2:]
         coarse = (
             F.interpolate(z_i, size=size, mode="bilinear", align_corners=True) for z_i in z[1:]
         )
         logits: Tensor = self.last_layer(torch.cat((z[0], *coarse), dim=1))
         return logits
+
+
+def _detached(z: Pyramid) -> Pyramid:
+    return [branch.detach() for branch in z]
 
 
 def _memory_format(t: Tensor) -> torch.memory_format:

@@ -33,5 +33,9 @@ def gallery(images: Tensor, chance: Tensor, labels: Tensor, classes: Sequence[st
         if said != true:
             text += f"\nis {classes[true]}"
         axes.set_title(text, fontsize=8, color="black" if said == true else "crimson")
-    caption = "Test images with the predicted class, mistakes in red with the true one."
+    right = int((chance.argmax(1) == labels).sum())
+    caption = (
+        f"{len(images)} test images drawn at random, {right} of them right: the predicted class "
+        "with its probability; mistakes are red, with the true class below."
+    )
     return Picture("predictions", caption, to_png(figure))

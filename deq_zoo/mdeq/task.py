@@ -9,34 +9,41 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from deq_zoo.checks import check_fields
 from deq_zoo.data_dir import data_folder
 from deq_zoo.images.cifar import CIFAR10_CHANNELS, CIFAR10_CLASSES, cifar10
-from deq_zoo.images.files import read_image
-from deq_zoo.images.labelled import IMAGENET_CHANNELS, Channels, ImageFolder, Images
-from deq_zoo.images.mnist import MNIST_CHANNELS, mnist_digits
-from deq_zoo.mdeq.augment import (
-    center_crop,
-    normalise,
-    random_crop,
-    random_flip,
-    random_resized_crop,
-    resize,
-    resize_shorter,
+from deq_zoo.images.labelled import (
+    IMAGENET_CHANNELS,
+    Channels,
+    ImageFolder,
+    Images,
+    Labelled,
+    hold_out,
 )
-from deq_zoo.mdeq.model import TINY, MDEQClassifier, MDEQConfig
+from deq_zoo.images.mnist import MNIST_CHANNELS, mnist_digits
+from deq_zoo.mdeq.augment import normalise, random_crop, random_flip, random_resized_crop
+from deq_zoo.mdeq.config import TINY, MDEQConfig
+from deq_zoo.mdeq.convert import from_authors, to_authors
+from deq_zoo.mdeq.model import MDEQClassifier
+from deq_zoo.mdeq.prediction import crop_middle
 from deq_zoo.metrics import accuracy
+from deq_zoo.output import Output, unsettled
+from deq_zoo.predictions import Failure, OutFolder, Prediction, predict_each
 from deq_zoo.record import SolverRecord
 from deq_zoo.task import (
+    WHOLE,
+    Converted,
     Evaluation,
     Loss,
     Picture,
     Score,
     Shard,
+    Split,
     Task,
+    Weights,
     batch_indices,
     generator,
     steps_in_epoch,
@@ -44,11 +51,13 @@ from deq_zoo.task import (
 from torchdeq import DEQConfig, fp_correction
 
 Source = Literal["digits", "cifar10", "imagenet", "noise"]
+_NOISE_SIDE = 8
 _CHANNELS = {
     "imagenet": IMAGENET_CHANNELS,
     "cifar10": CIFAR10_CHANNELS,
     "digits": MNIST_CHANNELS,
 }
+_SHOWN = 24  # images in the report
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,8 @@ class ClassifyImages(Task):
         deq: options of the equilibrium.
         data: digits (embedded), cifar10 or imagenet (from `data_dir`), noise (for tests).
         data_dir: folder with the data set's files.
+        val_images: training images held out to choose the best checkpoint by; 0 holds out none, and
+            the last checkpoint counts.
         batch: images per step.
         eval_batch: images per step of evaluation.
         crop: zeros around a training image before a random crop of its size; 0 crops nothing.
@@ -75,6 +86,7 @@ class ClassifyImages(Task):
     deq: DEQConfig = field(default_factory=DEQConfig)
     data: Source = "cifar10"
     data_dir: str | None = None
+    val_images: int = 0
     batch: int = 128
     eval_batch: int = 500
     crop: int = 0
@@ -84,20 +96,35 @@ class ClassifyImages(Task):
     channels_last: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_fields(self, 1, "batch", "eval_batch", "size")
-        check_fields(self, 0, "crop", "limit")
-        if self.deq.jac_loss_weight:
-            raise ValueError("MDEQ is trained without a Jacobian loss: drop jac_loss_weight")
+        check_fields(self, 0, "crop", "limit", "val_images")
+
+    @property
+    def costly_batches(self) -> bool:
+        return self.data == "imagenet"
 
     @cached_property
-    def train_set(self) -> Images | ImageFolder:
-        return self._open("train")
+    def _train_and_val(self) -> tuple[Labelled, Labelled | None]:
+        data = self._open("train")
+        if not self.val_images:
+            return data, None
+        return hold_out(data, self.val_images)
 
     @cached_property
-    def test_set(self) -> Images | ImageFolder:
+    def train_set(self) -> Labelled:
+        data, _ = self._train_and_val
+        return data.subset(torch.arange(min(len(data), self.limit))) if self.limit else data
+
+    @property
+    def val_set(self) -> Labelled | None:
+        return self._train_and_val[1]
+
+    @cached_property
+    def test_set(self) -> Labelled:
         return self._open("test")
 
-    def _open(self, split: str) -> Images | ImageFolder:
+    def _open(self, split: str) -> Labelled:
         if self.data == "digits":
             return mnist_digits(split)
         if self.data == "noise":
@@ -107,12 +134,18 @@ class ClassifyImages(Task):
             return cifar10(root, split)
         return ImageFolder(root / ("train" if split == "train" else "val"))
 
-    @cached_property
-    def _train_size(self) -> int:
-        n = len(self.train_set)
-        return min(n, self.limit) if self.limit else n
+    def facts(self) -> dict[str, Any]:
+        channels = self._channels
+        facts: dict[str, Any] = {
+            "side": {"digits": 28, "cifar10": 32, "noise": _NOISE_SIDE}.get(self.data, self.size),
+            "mean": list(channels.mean),
+            "std": list(channels.std),
+            "crop": self.data == "imagenet",
+            "classes": list(CIFAR10_CLASSES if self.data == "cifar10" else self.train_set.classes),
+        }
+        return facts | {"ground": "dark"} if self.data == "digits" else facts
 
-    def build(self) -> nn.Module:
+    def build(self, facts: Mapping[str, Any] | None = None) -> MDEQClassifier:
         model = MDEQClassifier(self.net, self.deq)
         return model.to(memory_format=self._format)  # type: ignore[call-overload,no-any-return]
 
@@ -122,10 +155,10 @@ class ClassifyImages(Task):
 
     @property
     def steps_per_epoch(self) -> int:
-        return steps_in_epoch(self._train_size, self.batch)
+        return steps_in_epoch(len(self.train_set), self.batch)
 
-    def train_batch(self, step: int, seed: int, shard: Shard) -> tuple[Tensor, Tensor]:
-        rows = batch_indices(self._train_size, self.batch, step, seed, shard)
+    def train_batch(self, step: int, seed: int, shard: Shard = WHOLE) -> tuple[Tensor, Tensor]:
+        rows = batch_indices(len(self.train_set), self.batch, step, seed, shard)
         rng = generator("augment", seed, step, shard.rank)
         data = self.train_set
         if isinstance(data, ImageFolder):
@@ -138,109 +171,94 @@ class ClassifyImages(Task):
                 images = random_crop(images, images.shape[-1], rng, self.crop)
         if self.flip:
             images = random_flip(images, rng)
-        return self._ready(images, data.channels), labels
+        return self._normalise(images), labels
 
-    def _ready(self, images: Tensor, channels: Channels) -> Tensor:
-        return normalise(images, channels).to(memory_format=self._format)
-
-    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor], carry: Any) -> Loss:
-        x, y = batch
-        logits, stats = model(x)
-        value = fp_correction(cross_entropy, (logits, y), gamma=self.deq.gamma)
-        right = (logits[-1].argmax(1) == y).float().mean()
-        return Loss(value, {"train_accuracy": 100 * right}, stats)
-
-    def evaluate(self, model: nn.Module, device: torch.device, thorough: bool) -> Evaluation:
-        record = SolverRecord()
-        logits: list[Tensor] = []
-        labels: list[Tensor] = []
-        for x, y in self._test_batches():
-            if thorough and not logits:  # a few images: a radius costs a hundred products
-                record.radii += model(x[:8].to(device), sradius_mode=True)[1]["sradius"].tolist()
-            found, stats = model(x.to(device))
-            record.add(stats)
-            logits.append(found[-1].float().cpu())
-            labels.append(y)
-        scores, truth = torch.cat(logits), torch.cat(labels)
-        loss = float(cross_entropy(scores, truth))
-        return Evaluation({"accuracy": accuracy(scores, truth), "test_loss": loss}, record)
-
-    def _test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for rows in torch.arange(len(self.test_set)).split(self.eval_batch):
-            images, labels = self._test_images(rows)
-            yield self._ready(images, self._channels), labels
-
-    def _centre(self, image: Tensor) -> Tensor:
-        return center_crop(resize_shorter(image, self.size * 256 // 224), self.size)
-
-    def pictures(self, model: nn.Module, device: torch.device) -> list[Picture]:
-        from deq_zoo.mdeq.pictures import gallery
-
-        n = len(self.test_set)
-        rows = torch.randperm(n, generator=generator("pictures"))[: self.eval_batch]
-        pixels, labels = self._test_images(rows)
-        with torch.no_grad():
-            logits, _ = model(self._ready(pixels, self._channels).to(device))
-        chance = logits[-1].softmax(1).cpu()
-        wrong = (chance.argmax(1) != labels).nonzero().flatten()[:8]
-        right = (chance.argmax(1) == labels).nonzero().flatten()[: 24 - len(wrong)]
-        shown = torch.cat((right, wrong))
-        return [gallery(pixels[shown], chance[shown], labels[shown], self.test_set.classes)]
-
-    def _test_images(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Pixels and labels of some test images, in the form the network sees them."""
-        data = self.test_set
-        if not isinstance(data, ImageFolder):
-            return data.pixels[rows], data.labels[rows]
-        items = [data[int(i)] for i in rows]
-        images = torch.stack([self._centre(image) for image, _ in items])
-        return images, torch.tensor([label for _, label in items])
-
-    def convert(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return dict(state)  # the names are the authors' own
-
-    def predict(
-        self, model: nn.Module, files: Sequence[Path], out: Path | None, device: torch.device
-    ) -> list[str]:
-        lines = []
-        for file in files:
-            x = self._ready(self._prepare(read_image(file))[None], self._channels)
-            with torch.no_grad():
-                logits, stats = model(x.to(device))
-            chance = logits[-1].softmax(1)[0]
-            best = chance.topk(min(3, len(chance)))
-            told = ", ".join(
-                f"{self._name(int(i))} {100 * float(p):.1f} %"
-                for p, i in zip(best.values, best.indices, strict=True)
-            )
-            lines.append(f"{file}: {told} ({stats.nfe} evaluations)")
-        return lines
-
-    def _prepare(self, image: Tensor) -> Tensor:
-        """A picture from anywhere in the form of the training images."""
-        if self.data == "imagenet":
-            return self._centre(image)
-        side = {"digits": 28, "cifar10": 32, "noise": 8}[self.data]
-        image = resize(image, side, side)
-        if self.net.in_channels == 3:
-            return image
-        return image.float().mean(0, keepdim=True).round().byte()
+    def _normalise(self, images: Tensor) -> Tensor:
+        return normalise(images, self._channels).to(memory_format=self._format)
 
     @property
     def _channels(self) -> Channels:
-        """Return what images are normalised with, without opening the data where possible."""
-        return _CHANNELS.get(self.data) or self.test_set.channels
+        """Return mean and spread of the pixels, without opening the data where possible."""
+        return _CHANNELS.get(self.data) or self.train_set.channels
 
-    def _name(self, label: int) -> str:
-        """The class, by name where that does not need the data."""
-        return CIFAR10_CLASSES[label] if self.data == "cifar10" else str(label)
+    def loss(self, model: Any, batch: tuple[Tensor, Tensor], carry: Any) -> Loss:
+        x, y = batch
+        out: Output[Tensor, Any] = model(x)
+        value = fp_correction(cross_entropy, (out.predictions, y), gamma=self.deq.gamma)
+        right = (out.prediction.argmax(1) == y).float().mean()
+        return Loss(value, {"train_accuracy": 100 * right}, out.stats)
+
+    def evaluate(self, model: Any, split: Split, thorough: bool = False) -> Evaluation:
+        record = SolverRecord()
+        logits: list[Tensor] = []
+        labels: list[Tensor] = []
+        for images, y in self._batches(split):
+            x = self._normalise(images).to(model.device)
+            if thorough and not logits:  # a few images: a radius costs a hundred products
+                record.radii += model(x[:8], sradius_mode=True).stats["sradius"].tolist()
+            out: Output[Tensor, Any] = model(x)
+            record.add(out.stats)
+            logits.append(out.prediction.float().cpu())
+            labels.append(y)
+        scores, truth = torch.cat(logits), torch.cat(labels)
+        loss = float(cross_entropy(scores, truth))
+        return Evaluation({"accuracy": accuracy(scores, truth), "loss": loss}, record)
+
+    def _batches(self, split: Split) -> Iterator[tuple[Tensor, Tensor]]:
+        data = self.test_set if split == "test" else self.val_set
+        assert data is not None, "the training loop asks for no score without validation data"
+        for rows in torch.arange(len(data)).split(self.eval_batch):
+            yield self._images(data, rows)
+
+    def _images(self, data: Labelled, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return pixels and labels of some images, in the form that evaluation shows them."""
+        if not isinstance(data, ImageFolder):
+            return data.pixels[rows], data.labels[rows]
+        items = [data[int(i)] for i in rows]
+        images = torch.stack([crop_middle(image, self.size) for image, _ in items])
+        return images, torch.tensor([label for _, label in items])
+
+    def pictures(self, model: Any) -> list[Picture]:
+        from deq_zoo.mdeq.pictures import gallery
+
+        n = len(self.test_set)
+        rows = torch.randperm(n, generator=generator("pictures"))[:_SHOWN]
+        pixels, labels = self._images(self.test_set, rows)
+        with torch.no_grad():
+            logits = model(self._normalise(pixels).to(model.device)).prediction
+        return [gallery(pixels, logits.softmax(1).cpu(), labels, self.test_set.classes)]
+
+    def from_authors(self, state: Weights) -> Converted:
+        known = {} if self.data == "imagenet" and self.data_dir is None else self.facts()
+        return Converted(from_authors(self.build(), state), known)
+
+    def to_authors(self, state: Weights) -> dict[str, Tensor]:
+        return to_authors(state)
+
+    def predict(
+        self, model: Any, paths: Sequence[Path], out: OutFolder
+    ) -> Iterator[Prediction | Failure]:
+        def classify(path: Path) -> Prediction:
+            found = model.predict(path)
+            classes, notes = found.prediction, [f"{found.stats.nfe} evaluations"]
+            if classes.inverted:
+                notes.append("light and dark exchanged: the model was trained on a dark ground")
+            if doubt := unsettled(found.stats):
+                notes.append(doubt)
+            best = list(classes.probabilities.items())[:3]
+            likely = ", ".join(f"{name} {100 * p:.1f} %" for name, p in best)
+            data = {"probabilities": dict(best), "inverted": classes.inverted}
+            return Prediction(str(path), f"{path}: {likely} ({'; '.join(notes)})", data)
+
+        return predict_each(paths, classify)
 
 
 def _noise(split: str, net: MDEQConfig) -> Images:
-    """A few images whose class is their brightest quarter."""
+    """Return a few images whose class is their brightest quarter."""
     rng = generator("noise", split)
     labels = torch.randint(min(4, net.classes), (64,), generator=rng)
-    pixels = torch.randint(0, 120, (64, net.in_channels, 8, 8), generator=rng, dtype=torch.uint8)
+    shape = (64, net.in_channels, _NOISE_SIDE, _NOISE_SIDE)
+    pixels = torch.randint(0, 120, shape, generator=rng, dtype=torch.uint8)
     for image, label in zip(pixels, labels, strict=True):
         top, left = 4 * (int(label) // 2), 4 * (int(label) % 2)
         image[:, top : top + 4, left : left + 4] += 120

@@ -5,44 +5,50 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from deq_zoo.model import Model
 from deq_zoo.optim import Adam
+from deq_zoo.output import Output
+from deq_zoo.predictions import OutFolder, Prediction
 from deq_zoo.preset import PRESETS, Preset
 from deq_zoo.record import SolverRecord
 from deq_zoo.task import (
+    WHOLE,
+    Converted,
     Evaluation,
     Loss,
     Picture,
     Score,
     Shard,
+    Split,
     Task,
+    Weights,
     batch_indices,
     generator,
     steps_in_epoch,
 )
+from deq_zoo.uses import GRADIENT, SOLVE
 from deq_zoo.values import trust
 from torchdeq import DEQConfig, get_deq
 
 trust("tests")
 
 
-class ToyModel(nn.Module):
+class ToyModel(Model):
     def __init__(self, width: int, deq: DEQConfig) -> None:
         super().__init__()
         self.f, self.out = nn.Linear(width, width), nn.Linear(width, 1)
         self.drop = nn.Dropout(0.1)
         self.deq = get_deq(deq)
 
-    def forward(self, x: Tensor, z0: Tensor, sradius_mode: bool = False) -> Any:
-        (z,), stats = self.deq(
-            lambda z: torch.tanh(0.3 * self.f(z) + x), z0, sradius_mode=sradius_mode
-        )
-        return self.out(self.drop(z)).squeeze(1), z, stats
+    def forward(self, x: Tensor, z0: Tensor | None = None, **call: Any) -> Output[Tensor, Tensor]:
+        start = torch.zeros_like(x) if z0 is None else z0
+        (z,), stats = self.deq(lambda z: torch.tanh(0.3 * self.f(z) + x), start, **call)
+        return Output([self.out(self.drop(z)).squeeze(1)], z.detach(), stats)
 
 
 @dataclass(frozen=True)
@@ -63,37 +69,58 @@ class Toy(Task):
     batch: int = 16
     data_dir: str | None = None
     sizes: tuple[int, ...] = (64, 32)
+    former_fields: ClassVar = {"widht": "width", "gone": None}
 
     @cached_property
     def data(self) -> tuple[Tensor, Tensor]:
         x = torch.randn(sum(self.sizes), self.width, generator=generator("toy"))
         return x, x.sum(1).tanh()
 
-    def build(self) -> nn.Module:
+    @property
+    def uses(self) -> frozenset[str]:
+        return SOLVE | GRADIENT
+
+    @property
+    def train_set(self) -> tuple[Tensor, ...]:
+        return tuple(t[: self.sizes[0]] for t in self.data)
+
+    @property
+    def val_set(self) -> tuple[Tensor, ...]:
+        return tuple(t[self.sizes[0] :] for t in self.data)
+
+    @property
+    def test_set(self) -> tuple[Tensor, ...]:
+        x = torch.randn(self.sizes[1], self.width, generator=generator("toy test"))
+        return x, x.sum(1).tanh()
+
+    def facts(self) -> dict[str, Any]:
+        return {"width": self.width}
+
+    def build(self, facts: Mapping[str, Any] | None = None) -> ToyModel:
         return ToyModel(self.width, self.deq)
 
     @property
     def steps_per_epoch(self) -> int:
         return steps_in_epoch(self.sizes[0], self.batch)
 
-    def train_batch(self, step: int, seed: int, shard: Shard) -> tuple[Tensor, Tensor]:
+    def train_batch(self, step: int, seed: int, shard: Shard = WHOLE) -> tuple[Tensor, Tensor]:
         rows = batch_indices(self.sizes[0], self.batch, step, seed, shard)
         return self.data[0][rows], self.data[1][rows]
 
-    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor], carry: Any) -> Loss:
+    def loss(self, model: Any, batch: tuple[Tensor, Tensor], carry: Any) -> Loss:
         x, y = batch
-        start = torch.zeros_like(x) if carry is None else carry
-        predicted, z, stats = model(x, start)
-        return Loss((predicted - y).square().mean(), stats=stats, carry=z)
+        out = model(x, carry)
+        value = (out.prediction - y).square().mean()
+        return Loss(value, stats=out.stats, carry=out.state)
 
-    def evaluate(self, model: nn.Module, device: torch.device, thorough: bool) -> Evaluation:
+    def evaluate(self, model: Any, split: Split, thorough: bool = False) -> Evaluation:
         record = SolverRecord()
-        x, y = (t[self.sizes[0] :].to(device) for t in self.data)
-        predicted, _, stats = model(x, torch.zeros_like(x), sradius_mode=thorough)
-        record.add(stats)
-        return Evaluation({"mse": float((predicted - y).square().mean())}, record)
+        x, y = (t.to(model.device) for t in (self.val_set if split == "val" else self.test_set))
+        out = model(x, sradius_mode=thorough)
+        record.add(out.stats)
+        return Evaluation({"mse": float((out.prediction - y).square().mean())}, record)
 
-    def pictures(self, model: nn.Module, device: torch.device) -> list[Picture]:
+    def pictures(self, model: Any) -> list[Picture]:
         from deq_zoo.report import line_plot
 
         y = self.data[1][self.sizes[0] :].sort().values
@@ -102,14 +129,12 @@ class Toy(Task):
     def sampling(self) -> ToySampling:
         return ToySampling()
 
-    def sample(
-        self, model: nn.Module, options: ToySampling, out: Path, device: torch.device
-    ) -> Iterator[str]:
+    def sample(self, model: Any, options: ToySampling, out: OutFolder) -> Iterator[Prediction]:
         for k in range(options.n_lines):
-            yield f"{k} x {options.scale} {options.text}"
+            yield Prediction(str(k), f"{k} x {options.scale} {options.text}")
 
-    def convert(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {key.replace("linear", "f"): value for key, value in state.items()}
+    def from_authors(self, state: Weights) -> Converted:
+        return Converted({key.replace("linear", "f"): v for key, v in state.items()}, {})
 
 
 @PRESETS.register("toy")

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from deq_zoo.flow.colours import colour_wheel, flow_to_colour
 from deq_zoo.flow.loss import counted, flow_loss, sequence_loss, training_metrics
 from deq_zoo.flow.metrics import FlowScores
-from deq_zoo.flow.schedule import LinearOneCycle
+from deq_zoo.optim import LinearOneCycle
 
 
 def test_scores_pool_pixels_and_images_as_the_benchmarks_do() -> None:

@@ -14,7 +14,7 @@ import torch
 from deq_zoo.cli import main
 from deq_zoo.errors import DataError
 from deq_zoo.lm.presets import CONVERGENT, REGULARISED
-from deq_zoo.lm.schedule import WarmCosine
+from deq_zoo.optim import WarmCosine
 from deq_zoo.lm.task import LanguageTask, last_step
 from deq_zoo.preset import PRESETS
 from deq_zoo.task import Shard

@@ -102,6 +102,7 @@ class Trainer(Learner):
         set_seed(preset.seed)
         try:
             model = preset.task.build()
+            model.facts = preset.task.facts()
             optimizer = preset.optim.make(p for p in model.parameters() if p.requires_grad)
         except (ValueError, TypeError, KeyError) as error:
             raise ZooError(f"this preset cannot be built: {error}") from None
@@ -174,7 +175,7 @@ class Trainer(Learner):
         began = time.monotonic()
         model = self.accelerator.unwrap_model(self.model)
         with self.accelerator.autocast():
-            found: Evaluation = evaluate(self.task, model, self.accelerator.device)
+            found: Evaluation = evaluate(self.task, model, "val", thorough=False)
         metrics, score = dict(found.metrics), self.task.score
         solver = found.solver.summary()
         self.write("eval", {"metrics": metrics, "solver": solver})
@@ -225,6 +226,7 @@ class Trainer(Learner):
                     "scaler": None if scaler is None else scaler.state_dict(),
                 },
                 config={"name": self.run.name, "preset": to_data(self.preset)},
+                facts=dict(self.accelerator.unwrap_model(self.model).facts),
             ).save(path)
 
     def resume(self) -> None:

@@ -1,0 +1,15 @@
+"""The declaration of the family `diffusion`; it imports nothing of the family."""
+
+from deq_zoo.family import Family
+
+FAMILY = Family(
+    name="diffusion",
+    description="DEQ-DDIM: sampling chains of diffusion models, solved and inverted in parallel.",
+    presets="deq_zoo.diffusion.presets",
+    tasks=("deq_zoo.diffusion.task:Denoise",),
+    packages=("diffusers", "mlxtend"),
+    install="pip install 'torchdeq[diffusion]'",
+    predicts="Images to invert; the noise and the reconstruction of each are written.",
+    samples="Images from noise, as PNG files.",
+    converter="deq_zoo.diffusion.convert",
+)

@@ -1,0 +1,19 @@
+"""The declaration of the family `ignn`; it imports nothing of the family."""
+
+from deq_zoo.family import Family
+
+FAMILY = Family(
+    name="ignn",
+    description="IGNN: classes and labels of nodes and graphs, by an equilibrium on the graph.",
+    presets="deq_zoo.ignn.presets",
+    tasks=(
+        "deq_zoo.ignn.task:NodeTask",
+        "deq_zoo.ignn.task:NodeLabelTask",
+        "deq_zoo.ignn.set_task:TissueTask",
+        "deq_zoo.ignn.set_task:GraphClassTask",
+    ),
+    packages=("networkx", "torchmetrics"),
+    install="pip install 'torchdeq[ignn]'",
+    predicts="Graphs in .npz files; their classes are printed.",
+    converter="deq_zoo.ignn.convert",
+)

@@ -1,0 +1,89 @@
+"""What `predict` and `sample` yield, and the folder they write to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deq_zoo.errors import ZooError
+from deq_zoo.files import write_atomically
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A result.
+
+    Args:
+        source: what it was made from, e.g. the path of a file.
+        text: for people, one line.
+        data: for programs: plain values that JSON can hold.
+        files: that were written.
+    """
+
+    source: str
+    text: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+    files: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An input without a result: the others go on."""
+
+    source: str
+    reason: str
+
+
+Results = Iterator[Prediction | Failure]
+
+
+def predict_each(paths: Iterable[Path], predict: Callable[[Path], Prediction]) -> Results:
+    """Yield the prediction of every file, or why there is none: a broken file spoils no other."""
+    for path in paths:
+        try:
+            yield predict(path)
+        except (ZooError, OSError) as error:
+            yield Failure(str(path), str(error))
+
+
+class OutFolder:
+    """The folder of `--out`: made when something is written, and no file in it is replaced.
+
+    Args:
+        path: the folder.
+        force: replace files that are there already.
+    """
+
+    def __init__(self, path: Path, force: bool = False) -> None:
+        self.path, self.force = path, force
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raise `ZooError` for names that would be written twice or replace a file.
+
+        Call it before a long computation whose names are known.
+        """
+        seen: set[str] = set()
+        for name in names:
+            if name in seen:
+                raise ZooError(
+                    f"two results would be written to {self.path / name}: give inputs of different "
+                    "names, or one after the other with an --out each"
+                )
+            seen.add(name)
+            self._refuse(self.path / name)
+
+    def write(self, name: str, content: str | bytes) -> Path:
+        """Write a file, whole or not at all; return its path."""
+        path = self.path / name
+        self._refuse(path)
+        write_atomically(path, content)
+        return path
+
+    def _refuse(self, path: Path) -> None:
+        if path.exists() and not self.force:
+            raise ZooError(
+                f"{path} exists already: choose another folder with --out, or replace it with "
+                "--force"
+            )

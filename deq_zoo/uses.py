@@ -1,0 +1,87 @@
+"""Options of a DEQ that a task makes use of; any other is an error, not ignored.
+
+The groups below hold every option of `DEQConfig` once. A task's property `uses` is a union of them,
+e.g. `SOLVE | GRADIENT | NORM`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchdeq import DEQConfig
+
+if TYPE_CHECKING:
+    from deq_zoo.task import Task
+
+#: The forward solve.
+SOLVE = frozenset(
+    [
+        "f_solver",
+        "f_solver_kwargs",
+        "f_max_iter",
+        "f_tol",
+        "f_stop_mode",
+        "f_rtol",
+        "f_atol",
+        "f_stop_norm",
+        "f_check_every",
+        "eval_factor",
+        "eval_f_max_iter",
+        "on_failure",
+        "coupled",
+    ]
+)
+#: The gradient of a state, implicit or phantom.
+GRADIENT = frozenset(
+    [
+        "backward",
+        "ift",
+        "hook_ift",
+        "higher_order",
+        "grad",
+        "tau",
+        "b_solver",
+        "b_solver_kwargs",
+        "b_max_iter",
+        "b_tol",
+        "b_stop_mode",
+        "b_rtol",
+        "b_atol",
+        "b_check_every",
+        "b_init",
+    ]
+)
+#: Several states of one solve in training, and how they are weighted in the loss.
+STATES = frozenset(["core", "n_states", "indexing", "sup_gap", "sup_loc", "gamma"])
+#: The norm of the weights in f.
+NORM = frozenset(
+    [
+        "norm_type",
+        "norm_no_scale",
+        "norm_clip",
+        "norm_clip_value",
+        "norm_target_norm",
+        "sn_n_power_iters",
+    ]
+)
+#: The regularisation of the Jacobian.
+JACOBIAN = frozenset(["jac_loss_weight", "jac_loss_freq", "jac_incremental"])
+#: The estimate of spectral radii in every evaluation, which the zoo makes at the end of a run.
+RADIUS = frozenset({"sradius_mode"})
+
+
+def check_uses(task: Task) -> None:
+    """Raise `ValueError` for options of the DEQ that are set and have no effect on a task."""
+    defaults = DEQConfig.defaults()
+    unused = [
+        name
+        for name in DEQConfig.names()
+        if name in task.deq.given
+        and name not in task.uses
+        and getattr(task.deq, name) != defaults[name]
+    ]
+    if unused:
+        raise ValueError(
+            f"{', '.join(unused)} would have no effect: {type(task).__name__} makes no use of "
+            f"{'it' if len(unused) == 1 else 'them'}"
+        )
