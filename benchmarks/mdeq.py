@@ -111,7 +111,7 @@ def main() -> None:
 
 def train_step(model: nn.Module, x: Tensor, y: Tensor) -> None:
     model.zero_grad(set_to_none=True)
-    logits, _ = model(x)
+    logits = model(x).predictions
     cross_entropy(logits[-1], y).backward()
 
 

@@ -36,11 +36,11 @@ def test_golden_logits_of_given_pyramids_are_reproduced(name: str) -> None:
 @torch.no_grad()
 def test_golden_fixed_point_is_reproduced(name: str, solver: str) -> None:
     golden = Golden(name, f_solver=solver, f_max_iter=200, f_tol=1e-13, f_stop_mode="rel")
-    (logits,), stats = golden.model(golden.io["x"])
-    assert bool(stats.converged.all())
+    out = golden.model(golden.io["x"])
+    assert bool(out.stats.converged.all())
     (z,), _ = golden.model.solve(golden.model.inject(golden.io["x"]))
     assert_matches(z, golden.read_pyramid("z_star"))
-    assert_matches(logits, golden.io["logits_from_z_star"])
+    assert_matches(out.prediction, golden.io["logits_from_z_star"])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -48,7 +48,7 @@ def test_golden_training_step_is_reproduced(name: str) -> None:
     options = {"f_max_iter": 200, "f_tol": 1e-13, "f_stop_mode": "rel", "grad": 5, "tau": 0.5}
     golden = Golden(name, **options)
     model = golden.model.train()
-    (logits,), _ = model(golden.io["x"])
+    logits = model(golden.io["x"]).prediction
     loss = F.cross_entropy(logits, golden.io["labels"])
     assert_matches(logits, golden.io["train_logits"])
     assert_matches(loss, golden.io["train_loss"][0])

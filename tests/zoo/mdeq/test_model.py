@@ -93,15 +93,15 @@ def test_the_net_for_digits_reads_small_grey_images() -> None:
     assert count(model) == 40_122
     x = torch.randn(3, 1, 28, 28)
     assert [tuple(z.shape[1:]) for z in model.start(model.inject(x))] == [(16, 7, 7), (16, 4, 4)]
-    assert model(x)[0][0].shape == (3, 10)
+    assert model(x).prediction.shape == (3, 10)
 
 
 def test_two_models_of_different_sizes_do_not_disturb_each_other() -> None:
     first: Any = MDEQClassifier(SMALL, QUICK).eval()
     x = torch.randn(2, 3, 8, 8)
-    before = first(x)[0][0]
+    before = first(x).prediction
     MDEQClassifier(replace(SMALL, groups=2, expansion=3))
-    assert torch.equal(first(x)[0][0], before)
+    assert torch.equal(first(x).prediction, before)
     assert first.full_stage.branches[0].blocks[0].gn1.num_groups == 4
 
 
@@ -186,7 +186,7 @@ def test_segmentation_head_equals_its_formula() -> None:
                 + first.bias[:, None, None]).relu()  # fmt: skip
     logits = torch.einsum("oc,bcyx->boyx", second.weight[..., 0, 0], hidden)
     assert_close(model.segment(z), logits + second.bias[:, None, None])
-    (out,), _ = model(torch.randn(1, 3, 11, 6, dtype=torch.float64))
+    out = model(torch.randn(1, 3, 11, 6, dtype=torch.float64)).prediction
     assert out.shape == (1, 7, 11, 6)
 
 
@@ -232,13 +232,15 @@ def test_initial_values_follow_the_rule_outside_f_and_pytorchs_inside(norm: str)
 def test_training_returns_as_many_logits_as_states_and_evaluation_one() -> None:
     model: Any = MDEQClassifier(SMALL, DEQConfig(f_max_iter=6, f_tol=0.0, n_states=3, grad=[2]))
     x, y = torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 3])
-    logits, stats = model(x)
-    assert [tuple(t.shape) for t in logits] == [(4, 5)] * 3
-    assert stats.nfe == 6
-    fp_correction(F.cross_entropy, (logits, y), gamma=0.8).backward()
+    out = model(x)
+    assert [tuple(t.shape) for t in out.predictions] == [(4, 5)] * 3
+    assert out.prediction is out.predictions[-1]
+    assert not any(z.requires_grad for z in out.state)
+    assert out.stats.nfe == 6
+    fp_correction(F.cross_entropy, (out.predictions, y), gamma=0.8).backward()
     assert all(p.grad is not None for p in model.parameters())
-    logits, stats = model.eval()(x, f_max_iter=2)
-    assert (len(logits), stats.nfe) == (1, 2)
+    out = model.eval()(x, f_max_iter=2)
+    assert (len(out.predictions), out.stats.nfe) == (1, 2)
 
 
 def test_ift_gives_the_gradient_of_a_long_unrolling() -> None:
@@ -250,7 +252,7 @@ def test_ift_gives_the_gradient_of_a_long_unrolling() -> None:
         model: Any = MDEQClassifier(replace(SMALL, init="default"), deq).double().eval()
         contract(model)
         model.deq.train()
-        (logits,), _ = model(x)
+        logits = model(x).prediction
         return list(torch.autograd.grad(logits.square().sum(), list(model.parameters())))
 
     tight = {"f_max_iter": 200, "f_tol": 1e-13, "b_max_iter": 200, "b_tol": 1e-13}
@@ -264,28 +266,28 @@ def test_ift_gives_the_gradient_of_a_long_unrolling() -> None:
 def test_a_batch_of_one_an_empty_batch_and_batch_order() -> None:
     model: Any = MDEQClassifier(SMALL, QUICK).double().eval()
     x = torch.randn(3, 3, 8, 8, dtype=torch.float64)
-    (logits,), _ = model(x)
-    assert_close(model(x[1:2])[0][0], logits[1:2])
-    assert_close(model(x.flip(0))[0][0], logits.flip(0))
-    assert model(x[:0])[0][0].shape == (0, 5)
+    logits = model(x).prediction
+    assert_close(model(x[1:2]).prediction, logits[1:2])
+    assert_close(model(x.flip(0)).prediction, logits.flip(0))
+    assert model(x[:0]).prediction.shape == (0, 5)
 
 
 @torch.no_grad()
 def test_memory_format_does_not_change_the_answer_and_reaches_the_state() -> None:
     model: Any = MDEQ(SMALL, QUICK).double().eval()
     x = torch.randn(2, 3, 9, 9, dtype=torch.float64)
-    (expected,), _ = model(x)
+    expected = model(x).prediction
     last = torch.channels_last
     model, x = model.to(memory_format=last), x.to(memory_format=last)
     assert all(z.is_contiguous(memory_format=last) for z in model.start(model.inject(x)))
-    assert_close(model(x)[0][0], expected)
-    assert_close(model(x[..., ::1].transpose(2, 3).transpose(2, 3))[0][0], expected)
+    assert_close(model(x).prediction, expected)
+    assert_close(model(x[..., ::1].transpose(2, 3).transpose(2, 3)).prediction, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_any_floating_dtype_trains(dtype: torch.dtype) -> None:
     model: Any = MDEQClassifier(SMALL, QUICK).to(dtype)
-    (logits,), _ = model(torch.randn(2, 3, 8, 8, dtype=dtype))
+    logits = model(torch.randn(2, 3, 8, 8, dtype=dtype)).prediction
     assert logits.dtype == dtype
     logits.float().square().sum().backward()
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
@@ -303,16 +305,16 @@ def test_autocast_keeps_the_state_in_the_models_precision() -> None:
 def test_copies_pickles_and_state_dicts_give_the_same_answers_after_training() -> None:
     model: Any = MDEQClassifier(SMALL, QUICK)
     x = torch.randn(2, 3, 8, 8)
-    model(x)[0][-1].sum().backward()
+    model(x).prediction.sum().backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     again = MDEQClassifier(SMALL, QUICK)
     again.load_state_dict(model.state_dict())
     copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), again]
-    expected = model.eval()(x)[0][0]
+    expected = model.eval()(x).prediction
     for other in copies:
-        assert torch.equal(other.eval()(x)[0][0], expected)
+        assert torch.equal(other.eval()(x).prediction, expected)
     remove_norm(model)
-    assert_close(model(x)[0][0], expected)
+    assert_close(model(x).prediction, expected)
 
 
 @torch.no_grad()
@@ -322,11 +324,11 @@ def test_a_warm_start_needs_fewer_evaluations() -> None:
     )
     contract(model)
     x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
-    (z,), cold = model(x)
-    _, warm = model(x + 1e-4, z0=z)
-    assert warm.nfe < cold.nfe
-    (compacted,), _ = model(x, compact=True)
-    assert_close(compacted, z)
+    cold = model(x)
+    warm = model(x + 1e-4, z0=cold.state)
+    assert warm.stats.nfe < cold.stats.nfe
+    compacted = model(x, compact=True).prediction
+    assert_close(compacted, cold.prediction)
 
 
 def test_f_can_be_recomputed_and_regularised() -> None:

