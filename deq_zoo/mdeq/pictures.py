@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from deq_zoo.report import to_png
+from deq_zoo.drawing import to_png
 from deq_zoo.task import Picture
 
 _COLUMNS = 8

@@ -121,10 +121,11 @@ class Toy(Task):
         return Evaluation({"mse": float((out.prediction - y).square().mean())}, record)
 
     def pictures(self, model: Any) -> list[Picture]:
-        from deq_zoo.report import line_plot
+        from deq_zoo.drawing import Line, line_plot
 
-        y = self.data[1][self.sizes[0] :].sort().values
-        return [line_plot("targets", "The targets.", [("y", range(len(y)), y.tolist())], "k", "y")]
+        y = self.test_set[1].sort().values
+        targets = Line("y", range(len(y)), y.tolist())
+        return line_plot("targets", "All test targets, sorted.", [targets], "rank", "target")
 
     def sampling(self) -> ToySampling:
         return ToySampling()
