@@ -28,10 +28,10 @@ test test-all test-torch: export MKL_NUM_THREADS := 1
 test test-all test-torch: export ONEDNN_MAX_CPU_ISA := AVX512_CORE_BF16
 
 test: .venv/.has-dev .venv/.has-zoo .venv/.has-video
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-all: .venv/.has-dev .venv/.has-zoo .venv/.has-video
-	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow or not slow"
 
 # The library's own tests (no model of the zoo, no page or example that needs one) with any version
 # of torch, in an environment of its own; .venv is neither needed nor touched. Only 2.13.0 is known

@@ -1,0 +1,1 @@
+"""A family outside of the zoo, found by its entry point."""
