@@ -1,4 +1,4 @@
-"""What solvers did over many batches, as numbers for logs and reports."""
+"""Statistics of many solves as numbers for logs and reports."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SolverRecord:
         self.radii += [value for value in radius.tolist() if value >= 0]
 
     def trace(self) -> list[float]:
-        """The geometric mean of the relative residual after each evaluation."""
+        """Return the geometric mean of the relative residual after each evaluation."""
         if not self._traces:
             return []
         longest = max(t.shape[1] for t in self._traces)
@@ -49,21 +49,21 @@ class SolverRecord:
         return [float(v) for v in rows.clamp_min(1e-30).log().nanmean(0).exp()]
 
     def summary(self) -> dict[str, Any]:
-        """Everything as plain numbers."""
+        """Return everything as plain numbers."""
         n = max(1, self.samples)
-        told: dict[str, Any] = {
+        summary: dict[str, Any] = {
             "nfe": self.nfe / n,
             "residual": self.residual / self.finite if self.finite else float("nan"),
             "statuses": dict(self.statuses),
             "trace": self.trace(),
         }
         if self.radii:
-            told["spectral_radius"] = sum(self.radii) / len(self.radii)
-        return told
+            summary["spectral_radius"] = sum(self.radii) / len(self.radii)
+        return summary
 
 
 def _extended(trace: Tensor, length: int) -> Tensor:
-    """A trace that ended early keeps its last value."""
+    """Return traces of another length: one that ended early keeps its last value."""
     if not trace.shape[1]:
         return trace.new_full((len(trace), length), torch.nan)
     return torch.cat((trace, trace[:, -1:].expand(-1, length - trace.shape[1])), dim=1)

@@ -121,17 +121,17 @@ class Task(ABC):
     @property
     @abstractmethod
     def train_set(self) -> Any:
-        """The training data."""
+        """Return the training data."""
 
     @property
     @abstractmethod
     def val_set(self) -> Any:
-        """The data by which the best checkpoint is chosen; None: the last checkpoint counts."""
+        """Return the data that chooses the best checkpoint; None: the last checkpoint counts."""
 
     @property
     @abstractmethod
     def test_set(self) -> Any:
-        """The data that is scored once, with the weights that were chosen."""
+        """Return the data that is scored once, with the weights that were chosen."""
 
     def open_data(self) -> None:
         """Raise `DataError` for missing or broken data before a run folder is touched."""
@@ -156,11 +156,11 @@ class Task(ABC):
     @property
     @abstractmethod
     def steps_per_epoch(self) -> int:
-        """Training batches in one pass through the data."""
+        """Return the number of training batches in one pass through the data."""
 
     @property
     def costly_batches(self) -> bool:
-        """Whether batches take long to make, e.g. decode files: worker processes make them then."""
+        """Return whether batches take long to make: worker processes make them then."""
         return False
 
     @abstractmethod

@@ -27,7 +27,7 @@ CIFAR10_CHANNELS = Channels((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
 
 def cifar10(root: str | Path, split: str = "train", form: str | None = None) -> Images:
-    """CIFAR-10 from disk.
+    """Read CIFAR-10 from disk.
 
     Args:
         root: the folder.

@@ -26,8 +26,8 @@ def open_image(source: str | Path | io.BytesIO, on_white: bool = True) -> Image.
     """
     place = "an image of an archive" if isinstance(source, io.BytesIO) else source
     try:
-        with Image.open(source) as held:
-            image = _in_bytes(ImageOps.exif_transpose(held))
+        with Image.open(source) as file:
+            image = _in_bytes(ImageOps.exif_transpose(file))
             image.load()
             return _on_white(image) if on_white else image
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # Pillow's
@@ -39,13 +39,13 @@ def _in_bytes(image: Image.Image) -> Image.Image:
     if image.mode != "F" and not image.mode.startswith("I"):
         return image
     top = 1 if image.mode == "F" else 65535
-    held = np.array(image, dtype=np.float64)
-    if not (held.min() >= 0 and held.max() <= top):
+    values = np.array(image, dtype=np.float64)
+    if not (values.min() >= 0 and values.max() <= top):
         raise ValueError(
-            f"it holds numbers from {held.min():.4g} to {held.max():.4g}, expected 0 to {top}: "
+            f"it holds numbers from {values.min():.4g} to {values.max():.4g}, expected 0 to {top}: "
             "save it with 8 bits"
         )
-    return Image.fromarray(np.rint(held * (255 / top)).astype(np.uint8))
+    return Image.fromarray(np.rint(values * (255 / top)).astype(np.uint8))
 
 
 def read_image(source: str | Path | io.BytesIO) -> Tensor:

@@ -91,7 +91,7 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
 
     @property
     def labels(self) -> Tensor:
-        """(N,) the label of every file."""
+        """Return the label of every file, (N,)."""
         return torch.tensor([label for _, label in self.files])
 
     def subset(self, rows: Tensor) -> ImageFolder:

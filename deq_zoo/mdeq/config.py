@@ -81,12 +81,12 @@ class MDEQConfig:
 
     @property
     def blocks_by_branch(self) -> tuple[int, ...]:
-        """The number of residual blocks, for each branch."""
+        """Return the number of residual blocks of each branch."""
         return (self.blocks,) * len(self.channels) if isinstance(self.blocks, int) else self.blocks
 
     @property
     def has_stage0(self) -> bool:
-        """Whether a 1x1 convolution follows the stem: not in small nets at full resolution."""
+        """Return whether a 1x1 convolution follows the stem; small nets at full size have none."""
         return self.downsample_times > 0 or len(self.channels) > 2
 
 

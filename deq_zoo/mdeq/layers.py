@@ -16,7 +16,7 @@ Pyramid = list[Tensor]  # one (B, C_i, H_i, W_i) per branch, finest first, each 
 
 
 def half(size: int) -> int:
-    """The side of an image after a convolution of stride 2: odd sides round up."""
+    """Return the side of an image after a convolution of stride 2: odd sides round up."""
     return (size + 1) // 2
 
 
@@ -29,7 +29,7 @@ def conv1x1(c_in: int, c_out: int, bias: bool = False) -> nn.Conv2d:
 
 
 def normed(conv: nn.Conv2d) -> list[nn.Module]:
-    """A convolution outside f, with what follows it."""
+    """Return a convolution outside f, its batch norm and its ReLU."""
     return [conv, nn.BatchNorm2d(conv.out_channels), nn.ReLU(inplace=True)]
 
 
@@ -164,7 +164,7 @@ def _fuse(resizes: Iterable[nn.Module], r: Pyramid, i: int) -> Tensor:
 
 
 def _resize(channels: Sequence[int], j: int, i: int, groups: int) -> nn.Module:
-    """From branch j to branch i; nothing from a branch to itself."""
+    """Return the map from branch j to branch i; the identity from a branch to itself."""
     if j == i:
         return nn.Identity()
     kind = Upsample if j > i else Downsample
