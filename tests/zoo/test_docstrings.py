@@ -9,8 +9,38 @@ from pathlib import Path
 
 #: Words that no docstring of a function starts with: a verb says what the function does.
 NOT_VERBS = set(
-    "The A An What Which Whether Of Those How In All Every With By To From So As Some Each One Two "
-    "Not For On Because If They It Both".split()
+    [
+        "The",
+        "A",
+        "An",
+        "What",
+        "Which",
+        "Whether",
+        "Of",
+        "Those",
+        "How",
+        "In",
+        "All",
+        "Every",
+        "With",
+        "By",
+        "To",
+        "From",
+        "So",
+        "As",
+        "Some",
+        "Each",
+        "One",
+        "Two",
+        "Not",
+        "For",
+        "On",
+        "Because",
+        "If",
+        "They",
+        "It",
+        "Both",
+    ]
 )
 FOLDER = Path(__file__).resolve().parents[2] / "deq_zoo"
 RST = re.compile(r"``|:[a-z]+:`|^\s*\.\. [a-z]+::", re.MULTILINE)
