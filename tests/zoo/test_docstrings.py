@@ -8,40 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 #: Words that no docstring of a function starts with: a verb says what the function does.
-NOT_VERBS = set(
-    [
-        "The",
-        "A",
-        "An",
-        "What",
-        "Which",
-        "Whether",
-        "Of",
-        "Those",
-        "How",
-        "In",
-        "All",
-        "Every",
-        "With",
-        "By",
-        "To",
-        "From",
-        "So",
-        "As",
-        "Some",
-        "Each",
-        "One",
-        "Two",
-        "Not",
-        "For",
-        "On",
-        "Because",
-        "If",
-        "They",
-        "It",
-        "Both",
-    ]
-)
+NOT_VERBS = {
+    *("The", "A", "An", "What", "Which", "Whether", "Of", "Those", "How", "In", "All", "Every"),
+    *("With", "By", "To", "From", "So", "As", "Some", "Each", "One", "Two", "Not", "For", "On"),
+    *("Because", "If", "They", "It", "Both"),
+}
 FOLDER = Path(__file__).resolve().parents[2] / "deq_zoo"
 RST = re.compile(r"``|:[a-z]+:`|^\s*\.\. [a-z]+::", re.MULTILINE)
 
