@@ -21,20 +21,18 @@ SPLITS = {"train": "train", "val": "valid", "test": "test"}
 
 
 class Corpus(NamedTuple):
-    """The token ids (N,) of three splits, and their tokenizer."""
+    """The token ids (N,) of training and validation data, and their tokenizer."""
 
     train: Tensor
     val: Tensor
-    test: Tensor
     tokenizer: Tokenizer
 
 
 def wikitext(folder: str | Path | None) -> Corpus:
     """Read WikiText from its published files, word by word."""
-    files = {split: _find(folder, split) for split in SPLITS}
-    tokenizer = Words.of(_lines(files["train"]))
-    train, val, test = (tokenizer.encode_lines(_lines(file)) for file in files.values())
-    return Corpus(train, val, test, tokenizer)
+    tokenizer = Words.of(_lines(_find(folder, "train")))
+    train, val = (wikitext_split(folder, split, tokenizer) for split in ("train", "val"))
+    return Corpus(train, val, tokenizer)
 
 
 def wikitext_split(folder: str | Path | None, split: str, tokenizer: Tokenizer) -> Tensor:
@@ -84,8 +82,7 @@ def tokenised(text: str, pieces: int) -> Corpus:
     """Return a text as bytes, or in `pieces` that are learnt from its training split."""
     parts = split_text(text)
     tokenizer = Pieces.of(parts["train"], pieces) if pieces else Bytes()
-    train, val, test = (tokenizer.encode(parts[split]) for split in SPLITS)
-    return Corpus(train, val, test, tokenizer)
+    return Corpus(tokenizer.encode(parts["train"]), tokenizer.encode(parts["val"]), tokenizer)
 
 
 class Streams(NamedTuple):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import textwrap
+from functools import cache
+from unicodedata import combining
 
 from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
 
 from deq_zoo.lm.reading import StepsCurve
 from deq_zoo.report import to_png
 from deq_zoo.task import Picture
 
 _COLUMNS, _LINES = 88, 24
-_LAST = "\u0530"  # characters after Latin, Greek and Cyrillic are not in every font
 
 
 def page(prompt: str, text: str, seed: int) -> Picture:
@@ -22,7 +24,8 @@ def page(prompt: str, text: str, seed: int) -> Picture:
         text: by the model, the prompt included.
         seed: of the random choices.
     """
-    clean = "".join(c if c == "\n" or (c.isprintable() and c < _LAST) else "?" for c in text)
+    drawable = _drawable_characters() | {"\n"}
+    clean = "".join(c if c in drawable else "·" for c in text)
     lines = [part for line in clean.split("\n") for part in textwrap.wrap(line, _COLUMNS) or [""]]
     shown = "\n".join(lines[:_LINES])
     figure = Figure(figsize=(8.6, 0.19 * min(len(lines), _LINES) + 0.3))
@@ -33,6 +36,14 @@ def page(prompt: str, text: str, seed: int) -> Picture:
         f"words of the validation text; drawn once, with seed {seed}, and not selected."
     )
     return Picture("page", caption, to_png(figure))
+
+
+@cache
+def _drawable_characters() -> frozenset[str]:
+    """Return the characters that the font of a page has, without combining ones."""
+    font = get_font(findfont("monospace"))
+    found = (chr(code) for code in font.get_charmap())
+    return frozenset(c for c in found if c.isprintable() and not combining(c))
 
 
 def first_words(text: str) -> str:

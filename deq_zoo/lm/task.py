@@ -123,8 +123,7 @@ class LanguageTask(Task):
                 f"the text has {corpus.tokenizer.size} different tokens, the model "
                 f"{self.net.tokens}: --set net.tokens={corpus.tokenizer.size}"
             )
-        for ids in (corpus.val, corpus.test):
-            self._eval_streams(ids)  # raises if the text is too short
+        self._eval_streams(corpus.val)  # raises if the text is too short
         return corpus
 
     def _text(self) -> str:
@@ -142,10 +141,12 @@ class LanguageTask(Task):
         """The token ids (N,) of the validation data."""
         return self.corpus.val
 
-    @property
+    @cached_property
     def test_set(self) -> Tensor:
         """The token ids (N,) of the test data."""
-        return self.corpus.test
+        ids = self._encode_split("test", self.corpus.tokenizer)
+        self._eval_streams(ids)  # raises if the text is too short
+        return ids
 
     @cached_property
     def _train_streams(self) -> Streams:

@@ -20,7 +20,6 @@ TEXT = "the cat sat on the mat\n\nthe dog sat near the cat , naïve as ever\n"
 def write_corpus(folder: Path, train: list[str], valid: list[str]) -> None:
     (folder / "train.txt").write_text("\n".join(train) + "\n", encoding="utf-8")
     (folder / "wiki.valid.tokens").write_text("\n".join(valid) + "\n", encoding="utf-8")
-    (folder / "test.txt").write_text(f"{valid[0]}\n", encoding="utf-8")
 
 
 def test_golden_vocabulary_ids_and_batches_are_reproduced(tmp_path: Path) -> None:
@@ -111,8 +110,7 @@ def test_a_text_is_held_out_in_two_parts(tmp_path: Path) -> None:
     corpus = tokenised(read_text(tmp_path / "a.txt"), 0)
     assert bytes(corpus.train.tolist()).decode() == parts["train"]
     assert bytes(corpus.val.tolist()).decode() == parts["val"]
-    assert bytes(corpus.test.tolist()).decode() == parts["test"]
-    assert len(corpus.val) == len(corpus.test) == 50
+    assert len(corpus.val) == len(parts["test"]) == 50
 
 
 def test_the_embedded_text_is_pythons_reference() -> None:
@@ -142,5 +140,4 @@ def test_missing_data_says_what_to_put_where(tmp_path: Path) -> None:
 def test_wikitext_2_has_its_published_numbers() -> None:
     corpus = wikitext(find_data("wikitext2"))
     assert corpus.tokenizer.size == 33_278
-    sizes = tuple(map(len, corpus[:3]))
-    assert sizes == (2_088_628, 217_646, 245_569)
+    assert (len(corpus.train), len(corpus.val)) == (2_088_628, 217_646)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import deq_zoo
 from deq_zoo.cli import main
 from deq_zoo.errors import DataError
 from deq_zoo.lm.loss import last_step
@@ -20,6 +21,7 @@ from deq_zoo.optim import WarmCosine
 from deq_zoo.preset import PRESETS
 from deq_zoo.task import Shard, Split
 from deq_zoo.values import from_data, to_data
+from tests.zoo.lm.inputs import predict_inputs, python_input
 from tests.zoo.lm.nets import make_config
 from tests.zoo.training import train
 
@@ -57,11 +59,16 @@ def test_the_smoke_preset_trains_reports_reads_and_writes(tmp_path: Path, capsys
     assert main(["evaluate", str(out), "--cpu"]) == 0
     assert "bits_per_byte" in capsys.readouterr().out
     words = ["sample", str(out), "--cpu", "--prompt", "10 11", "--tokens", "20", "--top-k", "3"]
-    assert main(words) == 0
+    assert main([*words, "--out", str(tmp_path / "samples")]) == 0
     assert capsys.readouterr().out.startswith("10 11")
-    (tmp_path / "a.txt").write_text("12 13 14 15 16 17")
-    assert main(["predict", str(out), str(tmp_path / "a.txt"), "--cpu"]) == 0
+    assert (tmp_path / "samples" / "sample.txt").read_text().startswith("10 11")
+    good, _ = predict_inputs(tmp_path)
+    words = ["predict", str(out), *map(str, good), "--cpu", "--out", str(tmp_path / "scores")]
+    assert main(words) == 0
     assert "perplexity" in capsys.readouterr().out
+    assert main(words) == 2
+    model = deq_zoo.load(out)
+    assert model.predict(python_input()).prediction.perplexity > 1
 
 
 def test_learning_lowers_the_loss() -> None:

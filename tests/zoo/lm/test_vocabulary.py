@@ -82,6 +82,18 @@ def test_weights_without_words_take_those_of_their_text(tmp_path: Path) -> None:
         measure(larger, larger.build())
 
 
+def test_test_data_that_is_missing_or_too_short_is_an_error_before_training(tmp_path: Path) -> None:
+    here = make_words_task(write_wikitext(tmp_path / "a", "a", "b"))
+    here.open_data()
+    (tmp_path / "a" / "test.txt").write_text("a\n")
+    with pytest.raises(DataError, match="too short for 2 streams"):
+        replace(here).open_data()
+    (tmp_path / "a" / "test.txt").unlink()
+    with pytest.raises(DataError, match=r"should hold test\.txt or wiki\.test\.tokens"):
+        replace(here).open_data()
+    assert here.steps_per_epoch  # other uses need no test data
+
+
 def test_a_model_has_its_vocabulary_from_the_beginning_of_a_run(tmp_path: Path) -> None:
     here = make_words_task(write_wikitext(tmp_path / "a", "a", "b"))
     model = here.build()
