@@ -120,11 +120,11 @@ def _check_design(config: LMConfig, state: Mapping[str, Tensor]) -> None:
 
 def _shared_with(key: str, config: LMConfig) -> str | None:
     """Return the key of the input's tensor that a tensor of the output repeats, if it does."""
-    found = re.fullmatch(r"crit\.out_(layer|proj)s\.(\d+)\.weight", key)
-    if found is None or (found[1] == "proj" and found[2] == "0"):
+    match = re.fullmatch(r"crit\.out_(layer|proj)s\.(\d+)\.weight", key)
+    if match is None or (match[1] == "proj" and match[2] == "0"):
         return None
-    index = 0 if config.shrink == 1 else found[2]
-    return f"word_emb.emb_{found[1]}s.{index}.weight"
+    index = 0 if config.shrink == 1 else match[2]
+    return f"word_emb.emb_{match[1]}s.{index}.weight"
 
 
 def _to_ours(key: str, value: Tensor, config: LMConfig) -> Iterator[tuple[str, Tensor]]:
@@ -157,9 +157,9 @@ def _to_ours(key: str, value: Tensor, config: LMConfig) -> Iterator[tuple[str, T
 def _rename(key: str, names: Mapping[str, str]) -> str | None:
     """Return the name for the first pattern that matches the whole key, or None."""
     for pattern, name in names.items():
-        found = re.fullmatch(pattern, key)
-        if found:
-            return found.expand(name)
+        match = re.fullmatch(pattern, key)
+        if match:
+            return match.expand(name)
     return None
 
 

@@ -42,8 +42,8 @@ def page(prompt: str, text: str, seed: int) -> Picture:
 def _drawable_characters() -> frozenset[str]:
     """Return the characters that the font of a page has, without combining ones."""
     font = get_font(findfont("monospace"))
-    found = (chr(code) for code in font.get_charmap())
-    return frozenset(c for c in found if c.isprintable() and not combining(c))
+    characters = map(chr, font.get_charmap())
+    return frozenset(c for c in characters if c.isprintable() and not combining(c))
 
 
 def first_words(text: str) -> str:

@@ -112,7 +112,7 @@ class LanguageTask(Task):
 
     @cached_property
     def corpus(self) -> Corpus:
-        """The data with its vocabulary; raises `DataError` if it does not fit the settings."""
+        """Return the data with its vocabulary, or raise `DataError` if settings do not fit it."""
         check_data(self)
         if self.data == "wikitext":
             corpus = corpora.wikitext(self.data_dir)
@@ -246,14 +246,14 @@ class LanguageTask(Task):
         """
         lexicon = model.lexicon
         if lexicon.tokenizer is None and not (self.data == "wikitext" and self.data_dir is None):
-            found = self.corpus.tokenizer
-            if isinstance(found, Words) and found.size != self.net.tokens:
+            tokenizer = self.corpus.tokenizer
+            if isinstance(tokenizer, Words) and tokenizer.size != self.net.tokens:
                 raise DataError(
                     f"these weights came without their {self.net.tokens} words, and "
-                    f"{self.data_dir} has {found.size}: name the folder of the text they were "
+                    f"{self.data_dir} has {tokenizer.size}: name the folder of the text they were "
                     "trained with, or set model.lexicon.tokenizer"
                 )
-            lexicon.adopt(found)
+            lexicon.adopt(tokenizer)
         return lexicon.require()
 
     def from_authors(self, state: Weights) -> Converted:
