@@ -2,8 +2,8 @@
 
 Five models of equal size on the words of WikiText-2: a plain transformer, the original DEQ with
 and without a regularised Jacobian, the redesigned one and the convergent one. `compare` trains
-each for the same processor time, `nfe` draws loss and residual against evaluations of f, and
-`decode` counts tokens per second. A part goes on where it was left.
+each for the same processor time, `nfe` measures loss and residual by evaluations of f, and
+`decode` counts tokens per second. An interrupted part continues with its next row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import cos, exp, pi
 from pathlib import Path
@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 
 from benchmarks.lm_rivals import Explicit, Recomputing
 from deq_zoo.lm.data import Streams
@@ -37,13 +36,12 @@ from deq_zoo.task import WHOLE
 
 RESULTS = Path(__file__).parent / "results" / "lm.json"
 MODELS = Path(".bench") / "lm"
-CPU = torch.device("cpu")
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything."""
+    """The size of the benchmark."""
 
     seconds: float = 360.0
     seeds: int = 2
@@ -63,17 +61,17 @@ SMALL = Size(
 
 @dataclass(frozen=True)
 class ExplicitTask(LanguageTask):
-    """The same text for the plain transformer."""
+    """The task of the plain transformer, on the same text."""
 
-    def build(self) -> nn.Module:
+    def build(self, facts: Mapping[str, Any] | None = None) -> Explicit:
         return Explicit(self.net, self.deq)
 
 
 def presets(data_dir: str, size: Size) -> dict[str, Preset]:
-    """The contestants, by name."""
+    """Return the presets of all models, by name."""
     final, seq = lm_wt2_final(), lm_wt2_seq()
     explicit = ExplicitTask(**vars(final.task))
-    found = {
+    by_name = {
         "explicit": replace(final, task=explicit),
         "original": seq,
         "original, JR": seq.with_deq(**{n: getattr(REGULARISED, n) for n in REGULARISED.given}),
@@ -85,7 +83,7 @@ def presets(data_dir: str, size: Size) -> dict[str, Preset]:
     place = {"data_dir": str(folder), "eval_limit": size.eval_segments}
     return {
         name: replace(preset, task=replace(preset.task, **place))  # type: ignore[type-var]
-        for name, preset in found.items()
+        for name, preset in by_name.items()
     }
 
 
@@ -98,14 +96,14 @@ def main() -> None:
     torch.set_num_threads(1)
     size = SMALL if args.small else Size()
     for part in [args.only] if args.only else list(PARTS):
-        held = read_results().get(part, {})
-        done = held.get("rows", {}) if held.get("small") == args.small else {}
+        earlier = read_results().get(part, {})
+        done = earlier.get("rows", {}) if earlier.get("small") == args.small else {}
         for key, make in PARTS[part](size, args.data_dir):
             if key in done:
                 continue
             done[key] = make()
-            told = "  ".join(f"{name} {_show(value)}" for name, value in done[key].items())
-            print(f"{part}  {key}  {told}", flush=True)
+            row = "  ".join(f"{name} {_show(value)}" for name, value in done[key].items())
+            print(f"{part}  {key}  {row}", flush=True)
             write_results({**read_results(), part: {"small": args.small, "rows": done}})
 
 
@@ -113,10 +111,10 @@ def read_results() -> dict[str, Any]:
     return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
 
 
-def write_results(held: dict[str, Any]) -> None:
-    """Under another name first: an interrupted run leaves the file whole."""
+def write_results(results: dict[str, Any]) -> None:
+    """Write under another name first: an interrupted run leaves the file whole."""
     part = RESULTS.with_suffix(".part")
-    part.write_text(json.dumps(held, indent=1) + "\n")
+    part.write_text(json.dumps(results, indent=1) + "\n")
     os.replace(part, RESULTS)
 
 
@@ -128,27 +126,27 @@ Rows = Iterator[tuple[str, Callable[[], Row]]]
 
 
 def compare(size: Size, data_dir: str) -> Rows:
-    """Perplexity after the same processor time."""
+    """Yield the perplexity of each model after the same processor time."""
     for seed in range(size.seeds):
         for name, preset in presets(data_dir, size).items():
             yield f"{name} {seed}", lambda n=name, p=preset, s=seed: _alone(n, p, s, size)  # type: ignore[misc]
 
 
 def _alone(name: str, preset: Preset, seed: int, size: Size) -> Row:
-    """Peak memory belongs to a process, so each run has one of its own."""
+    """Train in a process of its own, since peak memory belongs to a process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(train, (name, preset, seed, size))
 
 
 def train(name: str, preset: Preset, seed: int, size: Size) -> Row:
-    """Train for a time, save, judge by validation."""
+    """Train for some time, save the weights and evaluate on validation data."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     task = preset.task
     assert isinstance(task, LanguageTask)
     model, carry = task.build(), None
     optimizer = preset.optim.make(model.parameters())
-    assert task.steps_per_epoch  # reads the data
+    task.begin(model)  # reads the data
     before, began, steps = _peak_mb(), time.process_time(), 0
     times = []
     while (spent := time.process_time() - began) < size.seconds:
@@ -166,12 +164,12 @@ def train(name: str, preset: Preset, seed: int, size: Size) -> Row:
     MODELS.mkdir(parents=True, exist_ok=True)
     save_file(model.state_dict(), _file(name, seed))
     with torch.no_grad():
-        found = task.evaluate(model.eval(), CPU, thorough=name != "explicit")
-    solver = found.solver.summary()
+        result = task.evaluate(model.eval(), "val", thorough=name != "explicit")
+    solver = result.solver.summary()
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
-        "perplexity": exp(found.metrics["loss"]),
-        "loss": found.metrics["loss"],
+        "perplexity": exp(result.metrics["loss"]),
+        "loss": result.metrics["loss"],
         "residual": None if name == "explicit" else solver["residual"],
         "nfe": solver["nfe"],
         "spectral_radius": solver.get("spectral_radius"),
@@ -182,7 +180,7 @@ def train(name: str, preset: Preset, seed: int, size: Size) -> Row:
 
 
 def nfe(size: Size, data_dir: str) -> Rows:
-    """Loss and residual by evaluations of f, of the trained models."""
+    """Yield loss and residual of the trained models by evaluations of f."""
     for name, preset in presets(data_dir, size).items():
         if name != "explicit":
             for seed in range(size.seeds):
@@ -191,25 +189,24 @@ def nfe(size: Size, data_dir: str) -> Rows:
 
 @torch.no_grad()
 def curve(name: str, preset: Preset, seed: int, size: Size) -> Row:
-    """One model's curve."""
+    """Return the curve of one model."""
     task = preset.task
     assert isinstance(task, LanguageTask)
     model = trained(name, task, seed)
     model.deq.f_tol = 0.0  # exactly so many evaluations
-    data = Streams.of(task.corpus.valid, task.eval_batch, task.length)
-    found = steps_curve(model, data, task.memory, CPU, size.steps, size.curve_segments)
-    return found._asdict()
+    data = Streams.of(task.val_set, task.eval_batch, task.length)
+    return steps_curve(model, data, task.memory, size.steps, size.curve_segments)._asdict()
 
 
 def decode(size: Size, data_dir: str) -> Rows:
-    """Tokens per second after a context: new positions alone, or everything again."""
+    """Yield tokens per second after a context, with every decoder of a design."""
     for name in ("original", "redesigned", "convergent"):
         preset = presets(data_dir, size)[name]
         yield name, lambda n=name, p=preset: speeds(n, p, size)  # type: ignore[misc]
 
 
 def speeds(name: str, preset: Preset, size: Size) -> Row:
-    """The median over interleaved rounds."""
+    """Return the median over interleaved rounds."""
     task = preset.task
     assert isinstance(task, LanguageTask)
     model = trained(name, task, seed=0)
@@ -220,7 +217,7 @@ def speeds(name: str, preset: Preset, size: Size) -> Row:
     else:
         ways["incremental"] = lambda: Incremental(model, span)
         ways["incremental, cold"] = lambda: Incremental(model, span, warm=False)
-    text = task.corpus.valid[: size.context + size.tokens][None]
+    text = task.val_set[: size.context + size.tokens][None]
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     evaluations: dict[str, float] = {}
     for _ in range(size.rounds):
@@ -242,13 +239,12 @@ def speeds(name: str, preset: Preset, size: Size) -> Row:
 
 
 def trained(name: str, task: LanguageTask, seed: int) -> DEQTransformer:
-    """A model that `compare` has left."""
+    """Return a model that `compare` has trained."""
     file = _file(name, seed)
     if not file.exists():
         raise SystemExit(f"{file} is missing: run python -m benchmarks.lm --only compare first")
     model = task.build()
     model.load_state_dict(load_file(file))
-    assert isinstance(model, DEQTransformer)
     return model.eval()
 
 

@@ -1,4 +1,4 @@
-"""Those that a DEQ transformer is compared with: a plain one, and decoding without a memory."""
+"""Baselines of the DEQ transformer: a plain transformer, and decoding without a memory."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deq_zoo.lm import DEQTransformer, Memory, Output
+from deq_zoo.lm import DEQTransformer, LMOutput, Memory
 from deq_zoo.lm.attention import Context, causal_mask, sinusoids
 from torchdeq import SolverStat, reset_dropout, reset_norm
 
 
 class Explicit(DEQTransformer):
-    """The blocks of the redesigned model run once, from the embedding: a Transformer-XL.
+    """A Transformer-XL: the blocks of the redesigned model, applied once to the embedding.
 
     Every block has a memory of its own.
     """
 
     def forward(
-        self, ids: Tensor, memory: Memory | None = None, z0: Tensor | None = None, **call: Any
-    ) -> Output:
+        self, ids: Tensor, z0: Tensor | None = None, *, memory: Memory | None = None, **call: Any
+    ) -> LMOutput:
         if self.training:
             reset_dropout(self)
         reset_norm(self.func)
@@ -33,9 +33,12 @@ class Explicit(DEQTransformer):
         seen = []
         for block, z_past in zip(self.func, memory.z.split(width, dim=2), strict=True):
             seen.append(z.detach())
-            keys = block.attention.keys(block.remembered(z_past), memory.u)
+            keys = block.attention.keys(block.normalise_memory(z_past), memory.u)
             z = block(z, Context(u, *keys, block.attention.distances(positions), mask))
-        return Output([z], u, torch.cat(seen, dim=2), lambda z: z, SolverStat())
+        kept = torch.cat(seen, dim=2)
+        return LMOutput(
+            predictions=[z], state=z.detach(), stats=SolverStat(), u=u, kept=kept, f=lambda z: z
+        )
 
     def empty_memory(self, like: Tensor) -> Memory:
         z, u = super().empty_memory(like)
@@ -55,6 +58,6 @@ class Recomputing:
 
     @torch.no_grad()
     def feed(self, ids: Tensor) -> Tensor:
-        """(B, V) log-probabilities of the token after `ids`, which join the text."""
+        """Add tokens (B, n) to the text; return log-probabilities (B, V) of the token after."""
         self._text = ids if self._text is None else torch.cat((self._text, ids), dim=1)
         return self.model.log_prob(self.model(self._text).z[:, -1:])[:, 0]

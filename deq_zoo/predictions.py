@@ -54,10 +54,11 @@ class OutFolder:
     Args:
         path: the folder.
         force: replace files that are there already.
+        asked: whether the user named the folder; a result that is text needs no file otherwise.
     """
 
-    def __init__(self, path: Path, force: bool = False) -> None:
-        self.path, self.force = path, force
+    def __init__(self, path: Path, force: bool = False, asked: bool = True) -> None:
+        self.path, self.force, self.asked = path, force, asked
 
     def check(self, names: Iterable[str]) -> None:
         """Raise `ZooError` for names that would be written twice or replace a file.

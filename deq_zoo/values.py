@@ -24,6 +24,7 @@ _TRUSTED = {"deq_zoo", "torchdeq"}  # packages whose classes a file may name
 #: Classes under the names by which earlier versions wrote them.
 _MOVED = {
     "deq_zoo.flow.schedule:LinearOneCycle": "deq_zoo.optim:LinearOneCycle",
+    "deq_zoo.lm.model:LMConfig": "deq_zoo.lm.config:LMConfig",
     "deq_zoo.lm.schedule:WarmCosine": "deq_zoo.optim:WarmCosine",
     "deq_zoo.mdeq.model:MDEQConfig": "deq_zoo.mdeq.config:MDEQConfig",
 }

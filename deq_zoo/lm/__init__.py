@@ -6,17 +6,28 @@ from deq_zoo.lazy import lazy_names
 
 if TYPE_CHECKING:
     from deq_zoo.lm.adaptive import AdaptiveVocabulary
-    from deq_zoo.lm.model import DEQTransformer, LMConfig, Memory, Output
+    from deq_zoo.lm.config import LMConfig
+    from deq_zoo.lm.memory import LMOutput, Memory
+    from deq_zoo.lm.model import DEQTransformer
+    from deq_zoo.lm.prediction import TextScore
 
-__all__ = ["AdaptiveVocabulary", "DEQTransformer", "LMConfig", "Memory", "Output"]
+__all__ = [
+    "AdaptiveVocabulary",
+    "DEQTransformer",
+    "LMConfig",
+    "LMOutput",
+    "Memory",
+    "TextScore",
+]
 
 __getattr__ = lazy_names(
     __name__,
     {
         "AdaptiveVocabulary": "adaptive",
         "DEQTransformer": "model",
-        "LMConfig": "model",
-        "Memory": "model",
-        "Output": "model",
+        "LMConfig": "config",
+        "LMOutput": "memory",
+        "Memory": "memory",
+        "TextScore": "prediction",
     },
 )

@@ -1,4 +1,4 @@
-"""Words in and out: adaptive embedding and adaptive softmax, which share their tables."""
+"""Adaptive embedding and adaptive softmax, which share their tables."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor, nn
 
 
 class AdaptiveVocabulary(nn.Module):
-    r"""Frequent words get wide vectors, rare ones narrow; reading and predicting share them.
+    r"""The vectors of all tokens, for input and output: wide for frequent tokens, narrow for rare.
 
-    Cluster i owns the ids from $c_i$ to $c_{i+1}$ and has the width
-    $E_i = E / k^i$:
+    Cluster i has the ids from $c_i$ to below $c_{i+1}$, and vectors of the width $E_i = E / k^i$:
 
     $$e(x) = \sqrt D \, P_i T_i[x - c_i], \qquad
     \log p(x) = \log \mathrm{head}(x \text{ or its cluster}) +
     \log \mathrm{softmax}(T_i P_i^\top h + b_i)_{x - c_i}$$
 
-    where the head chooses among the first cluster's words and the other clusters, by a projection
-    of its own. The head's rows for the clusters are in reverse order, as published.
+    The head is a softmax over the tokens of the first cluster and the other clusters, with a
+    projection of its own. Its rows for the clusters are in reverse order, as published.
 
-    This module is the one owner of what input and output share, so the tie cannot come undone.
+    Input and output share each table and projection as one parameter of this module: copies, moves
+    and loading cannot separate them.
 
     Shapes: ids `(B, L)`, states `(B, L, D)`, log-probabilities `(B, L, V)`.
 
@@ -31,8 +31,8 @@ class AdaptiveVocabulary(nn.Module):
         tokens: V.
         width: D.
         embed: E.
-        cutoffs: where clusters after the first begin; none makes a plain softmax.
-        shrink: k. With 1 there is one table, and projections only if E differs from D.
+        cutoffs: ids at which the clusters after the first begin; none means a plain softmax.
+        shrink: k. With 1 there is one table, and there are projections only if E differs from D.
     """
 
     def __init__(
@@ -67,16 +67,16 @@ class AdaptiveVocabulary(nn.Module):
 
     @property
     def tokens(self) -> int:
-        """V."""
+        """Return the size of the vocabulary, V."""
         return self.ends[-1]
 
     @property
     def clusters(self) -> int:
-        """Clusters besides the first."""
+        """Return the number of clusters after the first."""
         return len(self.ends) - 2
 
     def embed(self, ids: Tensor) -> Tensor:
-        """(B, L, D) the vectors of ids (B, L)."""
+        """Return the vectors (B, L, D) of ids (B, L)."""
         self._check(ids)
         if self.shrink == 1:
             e = F.embedding(ids, self.tables[0])
@@ -96,7 +96,7 @@ class AdaptiveVocabulary(nn.Module):
         return (e * sqrt(self.width)).view(*ids.shape, self.width)
 
     def nll(self, h: Tensor, target: Tensor) -> Tensor:
-        """(B, L) the negative log-likelihood of every target, in the order of the tokens."""
+        """Return the negative log-likelihood (B, L) of every target, in the order of the tokens."""
         self._check(target)
         flat, goal = h.reshape(-1, self.width), target.reshape(-1)
         members = [self._members(goal, i) for i in range(1, self.clusters + 1)]
@@ -110,16 +110,16 @@ class AdaptiveVocabulary(nn.Module):
         return loss.view(target.shape)
 
     def log_prob(self, h: Tensor) -> Tensor:
-        """(B, L, V) the log-probability of every token."""
-        head = _widened(self._head_logits(h)).log_softmax(-1)
+        """Return the log-probability (B, L, V) of every token."""
+        head = _at_least_single(self._head_logits(h)).log_softmax(-1)
         parts = [head[..., : self.ends[1]]]
         for i in range(1, self.clusters + 1):
-            inside = _widened(self._tail_logits(h, i)).log_softmax(-1)
+            inside = _at_least_single(self._tail_logits(h, i)).log_softmax(-1)
             parts.append(head[..., self._head_row(i), None] + inside)
         return torch.cat(parts, dim=-1)
 
     def _head_row(self, i: int) -> int:
-        """Where the head keeps cluster `i`."""
+        """Return the row of cluster `i` in the head."""
         return self.ends[1] + self.clusters - i
 
     def _head_logits(self, h: Tensor) -> Tensor:
@@ -133,15 +133,17 @@ class AdaptiveVocabulary(nn.Module):
         return F.linear(h, self._rows(i), self.biases[i])
 
     def _rows(self, i: int) -> Tensor:
-        """The vectors of cluster `i`."""
+        """Return the vectors of cluster `i`."""
         if self.shrink > 1:
             return cast(Tensor, self.tables[i])
         return cast(Tensor, self.tables[0])[self.ends[i] : self.ends[i + 1]]
 
     def _members(self, flat: Tensor, i: int) -> Tensor:
+        """Return the positions of the ids that belong to cluster `i`."""
         return ((flat >= self.ends[i]) & (flat < self.ends[i + 1])).nonzero().squeeze(1)
 
     def _check(self, ids: Tensor) -> None:
+        """Raise `ValueError` unless ids have the right type and shape."""
         if ids.dim() != 2 or ids.dtype != torch.long:
             raise ValueError(
                 f"tokens are int64 ids of shape (streams, length), got {ids.dtype} "
@@ -150,10 +152,10 @@ class AdaptiveVocabulary(nn.Module):
 
 
 def _cross_entropy(logits: Tensor, goal: Tensor) -> Tensor:
-    # No goal is left out: a token of -100, which others pad with, has no loss of 0 but an error.
-    return F.cross_entropy(_widened(logits), goal, reduction="none", ignore_index=-(2**62))
+    # -100, the padding of other programs, must raise an error and not have the loss 0.
+    return F.cross_entropy(_at_least_single(logits), goal, reduction="none", ignore_index=-(2**62))
 
 
-def _widened(logits: Tensor) -> Tensor:
-    """Half precision is too coarse for a sum over a vocabulary."""
+def _at_least_single(logits: Tensor) -> Tensor:
+    """Return logits in single precision at least: half is too coarse to sum over a vocabulary."""
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

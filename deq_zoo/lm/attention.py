@@ -1,4 +1,4 @@
-"""Attention by content and distance: every query sees itself and what came before."""
+"""Causal attention by content and distance, as in Transformer-XL."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torchdeq import VariationalDropout
 
 
 class Context(NamedTuple):
-    """What one attention layer sees besides the state: the same in every evaluation of f.
+    """The inputs of one attention layer besides the state, equal in all evaluations of f.
 
     Args:
         u: (B, Lq, 3D) the injection into queries, keys and values.
         k: (B, H, Lm, d) keys of the memory.
-        v: (B, H, Lm, d) its values.
+        v: (B, H, Lm, d) values of the memory.
         r: (H, d, Lk) keys of the distances, from Lk - 1 down to 0.
-        mask: (Lq, Lk) 0 where a query may look, else -inf; None if it may look everywhere.
+        mask: (Lq, Lk) 0 where a query may look, else -inf; None if queries may look everywhere.
     """
 
     u: Tensor
@@ -42,13 +42,13 @@ class RelativeAttention(nn.Module):
         width: D.
         heads: H, of width d = D / H.
         norm: N, between the heads and the output.
-        dropout: of the attention weights, the same ones in every evaluation of f.
+        dropout: probability of dropping an attention weight, the same ones in every evaluation.
     """
 
     def __init__(self, width: int, heads: int, norm: nn.Module, dropout: float = 0.0) -> None:
         super().__init__()
         if width % heads:
-            raise ValueError(f"{width} features cannot be shared by {heads} heads")
+            raise ValueError(f"{width} features cannot be divided among {heads} heads")
         self.heads = heads
         self.qkv_net = nn.Linear(width, 3 * width, bias=False)
         self.r_net = nn.Linear(width, width, bias=False)
@@ -59,7 +59,7 @@ class RelativeAttention(nn.Module):
         self.drop = VariationalDropout(dropout)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        """(B, Lq, D) from the normalised state (B, Lq, D)."""
+        """Return the output (B, Lq, D) for the normalised state (B, Lq, D)."""
         q, k, v = self._project(x, context.u)
         k, v = torch.cat((context.k, k), dim=2), torch.cat((context.v, v), dim=2)
         q = q + self.r_w_bias[:, None]
@@ -73,38 +73,38 @@ class RelativeAttention(nn.Module):
         return out
 
     def keys(self, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, H, L, d) keys and values of normalised states (B, L, D) with their injection."""
+        """Return keys and values (B, H, L, d) of normalised states (B, L, D) and injections."""
         width = x.shape[-1]
         both = F.linear(x, self.qkv_net.weight[width:]) + u[..., width:]
         k, v = both.unflatten(2, (2, self.heads, width // self.heads)).permute(2, 0, 3, 1, 4)
         return k, v
 
     def distances(self, positions: Tensor) -> Tensor:
-        """(H, d, Lk) the keys of a table (Lk, D)."""
+        """Return the keys (H, d, Lk) of a table of distances (Lk, D)."""
         r: Tensor = self.r_net(positions).unflatten(1, (self.heads, -1)).permute(1, 2, 0)
         return r
 
     def _project(self, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, H, L, d) queries, keys and values."""
+        """Return queries, keys and values (B, H, L, d)."""
         flat = torch.addmm(u.flatten(0, 1), x.flatten(0, 1), self.qkv_net.weight.mT)
         d = x.shape[2] // self.heads
         q, k, v = flat.view(*x.shape[:2], 3, self.heads, d).permute(2, 0, 3, 1, 4)
         return q, k, v
 
     def _by_distance(self, q: Tensor, context: Context) -> Tensor:
-        """(B, H, Lq, Lk) what distance adds to the scores, and where not to look."""
+        """Return the part (B, H, Lq, Lk) of the scores that depends on distance, masked."""
         batch, heads, length, d = q.shape
         rows = q.transpose(0, 1).reshape(heads, batch * length, d) / sqrt(d)
         scores = torch.bmm(rows, context.r).view(heads, batch, length, context.r.shape[2])
-        scores = shifted(scores).transpose(0, 1)
+        scores = shift_to_keys(scores).transpose(0, 1)
         return scores if context.mask is None else scores + context.mask
 
 
-def shifted(scores: Tensor) -> Tensor:
-    """Scores by distance, from the largest to 0, as scores by key: row i moves left by Lq - 1 - i.
+def shift_to_keys(scores: Tensor) -> Tensor:
+    """Return scores by key from scores by distance: row i moves left by Lq - 1 - i.
 
-    One padded copy does it: in memory, rows that are one longer begin one later each. What comes
-    after a query's own position has no meaning.
+    Distances come from the largest down to 0. One padded copy is enough: in memory, rows that are
+    one longer begin one later each. Entries after the position of the query have no meaning.
     """
     length, keys = scores.shape[-2:]
     if length == 1:
@@ -114,7 +114,7 @@ def shifted(scores: Tensor) -> Tensor:
 
 
 def sinusoids(length: int, width: int, like: Tensor) -> Tensor:
-    """(length, width) the distances length - 1, ..., 0: sines of all frequencies, then cosines."""
+    """Return the table (length, width) of the distances length - 1, ..., 0: sines, then cosines."""
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     distance = torch.arange(length - 1, -1, -1, device=like.device, dtype=dtype)
     power = torch.arange(0, width, 2, device=like.device, dtype=dtype) / width
@@ -123,7 +123,10 @@ def sinusoids(length: int, width: int, like: Tensor) -> Tensor:
 
 
 def causal_mask(length: int, past: int, window: int, like: Tensor) -> Tensor | None:
-    """(Lq, Lk) 0 from a query to itself and the `window` - 1 tokens before it, else -inf."""
+    """Return the mask (Lq, Lk): 0 from a query to itself and the `window` - 1 tokens before it.
+
+    All other entries are -inf. A `window` of 0 has no limit; None means that nothing is hidden.
+    """
     keys = past + length
     if length == 1 and (not window or keys <= window):
         return None

@@ -1,4 +1,4 @@
-"""Corpora, and the ordered walk through them that a memory needs."""
+"""Corpora in three splits, and the order in which a model with a memory reads them."""
 
 from __future__ import annotations
 
@@ -15,33 +15,35 @@ from deq_zoo.errors import DataError
 from deq_zoo.lm.tokens import Bytes, Pieces, Tokenizer, Words
 from deq_zoo.task import WHOLE, Shard, generator
 
-_HELD_OUT = 20  # a text in one file gives one part in so many to validation, and as much to test
+_HELD_OUT = 20  # one part in so many of a single text is for validation, and as much for the test
+#: The splits of a task, and their names in the files of WikiText.
+SPLITS = {"train": "train", "val": "valid", "test": "test"}
 
 
 class Corpus(NamedTuple):
-    """Ids (N,) to learn from and to choose by, and what they stand for."""
+    """The token ids (N,) of training and validation data, and their tokenizer."""
 
     train: Tensor
-    valid: Tensor
+    val: Tensor
     tokenizer: Tokenizer
 
 
 def wikitext(folder: str | Path | None) -> Corpus:
-    """WikiText from its published files, word by word."""
+    """Read WikiText from its published files, word by word."""
     tokenizer = Words.of(_lines(_find(folder, "train")))
-    train, valid = (wikitext_split(folder, split, tokenizer) for split in ("train", "valid"))
-    return Corpus(train, valid, tokenizer)
+    train, val = (wikitext_split(folder, split, tokenizer) for split in ("train", "val"))
+    return Corpus(train, val, tokenizer)
 
 
 def wikitext_split(folder: str | Path | None, split: str, tokenizer: Tokenizer) -> Tensor:
-    """(N,) a part of WikiText in the vocabulary of a model."""
+    """Return the ids (N,) of a split of WikiText in the vocabulary of a model."""
     return tokenizer.encode_lines(_lines(_find(folder, split)))
 
 
 def read_text(path: str | Path | None) -> str:
-    """The text of a file."""
+    """Return the text of a file."""
     if path is None:
-        raise DataError("say which text to learn with --set task.file=FILE")
+        raise DataError("name the text to learn from by --set task.file=FILE")
     try:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -54,7 +56,7 @@ def read_text(path: str | Path | None) -> str:
 
 
 def topics() -> str:
-    """The reference of the Python language that comes with it, half a megabyte."""
+    """Return the reference of the Python language that Python includes, half a megabyte."""
     from pydoc_data.topics import topics as pages  # type: ignore[import-not-found,unused-ignore]
 
     text = "\n\n".join(pages[name] for name in sorted(pages))
@@ -62,34 +64,33 @@ def topics() -> str:
 
 
 def counting() -> str:
-    """Numbers in order, for tests."""
+    """Return numbers in rising order, a text for tests."""
     start = int(torch.randint(100, (), generator=generator("counting")))
     return " ".join(str(k) for k in range(start, start + 1500))
 
 
 def split_text(text: str) -> dict[str, str]:
-    """A text in three parts, one after the other; the last tenth is held out."""
+    """Return the three splits of a text, one after the other: 90 %, 5 % and 5 %."""
     part = len(text) // _HELD_OUT
     if part < 2:
         raise DataError(f"a text of {len(text)} characters is too short to learn from")
     cut = len(text) - 2 * part
-    return {"train": text[:cut], "valid": text[cut : cut + part], "test": text[cut + part :]}
+    return {"train": text[:cut], "val": text[cut : cut + part], "test": text[cut + part :]}
 
 
 def tokenised(text: str, pieces: int) -> Corpus:
-    """A text as bytes, or in pieces that are learnt from its first part."""
+    """Return a text as bytes, or in `pieces` that are learnt from its training split."""
     parts = split_text(text)
     tokenizer = Pieces.of(parts["train"], pieces) if pieces else Bytes()
-    train, valid = (tokenizer.encode(parts[split]) for split in ("train", "valid"))
-    return Corpus(train, valid, tokenizer)
+    return Corpus(tokenizer.encode(parts["train"]), tokenizer.encode(parts["val"]), tokenizer)
 
 
 class Streams(NamedTuple):
-    """A text cut into streams that are read side by side, a segment at a time.
+    """A text cut into streams, which a model reads side by side, a segment at a time.
 
     Args:
-        ids: (S, n) each row a stretch of the text; what does not fill a column is left out.
-        length: tokens of a segment; the last one may be shorter.
+        ids: (S, n), each row a part of the text; the rest that does not fill a column is left out.
+        length: tokens of a segment; the last segment may be shorter.
     """
 
     ids: Tensor
@@ -97,12 +98,12 @@ class Streams(NamedTuple):
 
     @classmethod
     def of(cls, ids: Tensor, streams: int, length: int) -> Streams:
-        """Cut a text."""
+        """Return a text of ids (N,) cut into streams."""
         n = len(ids) // streams
         if n < 2:
             raise DataError(
                 f"a text of {len(ids)} tokens is too short for {streams} streams of at least 2: "
-                "lower batch if it is to learn from, eval_batch if to evaluate"
+                "lower batch if it is training data, eval_batch if it is validation or test data"
             )
         return cls(ids[: n * streams].view(streams, n), length)
 
@@ -110,10 +111,10 @@ class Streams(NamedTuple):
         return -(-(self.ids.shape[1] - 1) // self.length)
 
     def segment(self, k: int, shard: Shard = WHOLE) -> tuple[Tensor, Tensor]:
-        """(S / world, L) inputs and the tokens after them, for one process's streams."""
+        """Return segment `k`, (S / world, L) tokens and the tokens after them, of one process."""
         streams = len(self.ids)
         if streams % shard.world:
-            raise DataError(f"{streams} streams cannot be shared by {shard.world} processes")
+            raise DataError(f"{streams} streams cannot be divided among {shard.world} processes")
         own = streams // shard.world
         rows = self.ids[shard.rank * own : (shard.rank + 1) * own]
         first = k * self.length
@@ -121,15 +122,33 @@ class Streams(NamedTuple):
         return rows[:, first:last], rows[:, first + 1 : last + 1]
 
     def segments(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """All of them, in order."""
+        """Yield all segments, in order."""
         return (self.segment(k) for k in range(len(self)))
 
 
+class Segment(NamedTuple):
+    """A batch of training.
+
+    Args:
+        ids: (S, L) tokens.
+        target: (S, L) the tokens after them.
+        first: whether the segment is the beginning of the text, without memory.
+        jac_weight: weight of the Jacobian's regularisation at this step.
+        ahead: evaluations of f before those with a gradient; None leaves them to the DEQ.
+    """
+
+    ids: Tensor
+    target: Tensor
+    first: bool
+    jac_weight: float
+    ahead: int | None
+
+
 def _find(folder: str | Path | None, split: str) -> Path:
-    root = data_folder(
-        folder, "WikiText", "train.txt and valid.txt (or wiki.train.tokens and wiki.valid.tokens)"
-    )
-    names = (f"{split}.txt", f"wiki.{split}.tokens")
+    """Return the file of a split, or raise `DataError` if there is none."""
+    files = "train.txt, valid.txt and test.txt (or wiki.train.tokens, ...)"
+    root = data_folder(folder, "WikiText", files)
+    names = (f"{SPLITS[split]}.txt", f"wiki.{SPLITS[split]}.tokens")
     for name in names:
         if (root / name).is_file():
             return root / name
@@ -137,6 +156,7 @@ def _find(folder: str | Path | None, split: str) -> Path:
 
 
 def _lines(file: Path) -> Iterator[str]:
+    """Yield the lines of a file."""
     try:
         with file.open(encoding="utf-8", newline="\n") as lines:
             yield from lines

@@ -1,27 +1,28 @@
-"""Writing: one token at a time, from equilibria of what is there already."""
+"""Decoders: a text that grows token by token, and the probabilities of its next token."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from deq_zoo.checks import check_at_least, check_fields
+from deq_zoo.checks import check_at_least
 from deq_zoo.lm.attention import Context, causal_mask, sinusoids
-from deq_zoo.lm.model import DEQTransformer, Memory, Output
-from deq_zoo.lm.tokens import Tokenizer, Words
+from deq_zoo.lm.memory import LMOutput, Memory
+from deq_zoo.lm.model import DEQTransformer
 from torchdeq import SolverStat, reset_norm
 
 
 class Decoder(ABC):
-    """A text that grows; `feed` says what may come next.
+    """A text that grows.
 
     Args:
         model: in evaluation mode.
-        span: how many earlier tokens it remembers.
+        span: how many earlier tokens the decoder remembers.
+
+    Attributes:
+        stats: statistics of the last solve.
     """
 
     def __init__(self, model: DEQTransformer, span: int) -> None:
@@ -29,38 +30,43 @@ class Decoder(ABC):
             raise ValueError("decoding needs model.eval(): dropout would change every answer")
         check_at_least(1, span=span)
         self.model, self.span = model, span
-        self.stats: SolverStat | None = None  # of the last solve
+        self.stats: SolverStat | None = None
         reset_norm(model.func)
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the model."""
+        return self.model.device
 
     @abstractmethod
     def feed(self, ids: Tensor) -> Tensor:
-        """(B, V) log-probabilities of the token after `ids` (B, n), which join the text."""
+        """Add tokens (B, n) to the text; return log-probabilities (B, V) of the token after."""
 
 
 class Incremental(Decoder):
-    """Solves the new positions alone: earlier equilibria do not depend on later tokens.
+    """A decoder that solves only for the new tokens: equilibria do not depend on later tokens.
 
-    This needs a map with a fixed point. Keys and values of the past are kept, not its states. What
-    is longer than the span is read in pieces of that length, as evaluation does: attention over all
-    of a long prompt would cost its square, and reach further than was ever trained.
+    This needs a map with a fixed point. The decoder keeps keys and values of the past. It reads a
+    text that is longer than the span in pieces of that length, as evaluation does: attention over a
+    whole long prompt would cost the square of its length, and look further back than in training.
 
     Args:
-        model: of the original or the convergent design.
-        span: how many earlier tokens it remembers.
-        warm: whether a token's solve starts at the equilibrium that the same token had when it last
-            came up within the span, which is nearer than that of the token before; else at zeros.
-            A solve that does not settle from there begins again at zeros, as reading does.
+        model: of a design whose map has a fixed point.
+        span: how many earlier tokens the decoder remembers.
+        warm: start the solve for a token at the last equilibrium of the same token within the span,
+            which is nearer than that of the token before; else at zeros. If the solve does not
+            converge from there, it starts again at zeros; `stats.nfe` counts both solves.
     """
 
     def __init__(self, model: DEQTransformer, span: int, warm: bool = True) -> None:
         super().__init__(model, span)
-        if model.config.design == "redesigned":
-            raise ValueError("the redesigned map has no fixed point to solve for: use Chunked")
+        if not model.config.has_fixed_point:
+            raise ValueError("the map of this model has no fixed point to solve for: use Chunked")
         self.warm = warm
         self._past: list[tuple[Tensor, Tensor]] = []
         self._distances: list[Tensor] = []
         self._ids: Tensor | None = None  # (B, n) the text within the span
-        self._states: Tensor | None = None  # (B, n, D) its equilibria
+        self._states: Tensor | None = None  # (B, n, D) the equilibria of these tokens
 
     @torch.no_grad()
     def feed(self, ids: Tensor) -> Tensor:
@@ -70,18 +76,20 @@ class Incremental(Decoder):
         return self.model.log_prob(self._read(last))[:, 0]
 
     def _read(self, ids: Tensor) -> Tensor:
-        """(B, 1, D) the state of the last token."""
+        """Add tokens to the text; return the state (B, 1, D) of the last one."""
         u = self.model.inject(ids)
-        z0, contexts = self._start(ids), self._contexts(u)
+        z0, contexts = self._find_start(ids), self._contexts(u)
         out = self.model.solve(u, contexts, z0)
-        if z0 is not None and self.model.deq.f_tol and bool(out.stats.failed.any()):
+        if z0 is not None and self.model.has_tolerance and bool(out.stats.failed.any()):
+            spent = out.stats.nfe
             out = self.model.solve(u, contexts)
+            out.stats.nfe += spent
         self._remember(ids, out)
         self.stats = out.stats
         return out.z[:, -1:]
 
-    def _start(self, ids: Tensor) -> Tensor | None:
-        """(B, n, D): for each token the state it last had, or zeros; None if all are new."""
+    def _find_start(self, ids: Tensor) -> Tensor | None:
+        """Return for each token its last state or zeros, (B, n, D); None if all tokens are new."""
         if self._ids is None or self._states is None:
             return None
         same = ids[:, :, None] == self._ids[:, None]  # (B, n, past)
@@ -92,6 +100,7 @@ class Incremental(Decoder):
         return torch.where(same.any(2, keepdim=True), z, 0)
 
     def _contexts(self, u: Tensor) -> list[Context]:
+        """Return everything besides the state that each block needs."""
         if not self._past:
             self._past = [context[1:3] for context in self.model.contexts(u)]  # of no tokens
         past, length = self._past[0][0].shape[2], u.shape[1]
@@ -100,13 +109,14 @@ class Incremental(Decoder):
         return [Context(u, k, v, r, mask) for (k, v), r in zip(self._past, keys, strict=True)]
 
     def _keys_of_distances(self, keys: int, like: Tensor) -> list[Tensor]:
-        """The last ones of a table that doubles when it is too short."""
+        """Return the last columns of a table, which is doubled when it is too short."""
         if not self._distances or self._distances[0].shape[2] < keys:
             table = sinusoids(2 * keys, self.model.config.width, like=like)
             self._distances = [b.attention.distances(table) for b in self.model.func]
         return [r[..., -keys:] for r in self._distances]
 
-    def _remember(self, ids: Tensor, out: Output) -> None:
+    def _remember(self, ids: Tensor, out: LMOutput) -> None:
+        """Keep tokens with their states, keys and values, and forget those beyond the span."""
         func = self.model.func
         if self.warm:
             before = [] if self._ids is None else [self._ids]
@@ -114,21 +124,21 @@ class Incremental(Decoder):
             before = [] if self._states is None else [self._states]
             self._states = torch.cat((*before, out.z), dim=1)[:, -self.span :]
         for n, (block, z) in enumerate(zip(func, func.recall(out.kept), strict=True)):
-            new = block.attention.keys(block.remembered(z), out.u)
+            new = block.attention.keys(block.normalise_memory(z), out.u)
             k, v = (torch.cat(pair, dim=2) for pair in zip(self._past[n], new, strict=True))
             self._past[n] = k[:, :, -self.span :], v[:, :, -self.span :]
 
 
 class Chunked(Decoder):
-    """Computes the segment at hand again for every token, as evaluation does.
+    """A decoder that evaluates the current segment again for every token.
 
-    For a map without a fixed point, whose states after a number of steps depend on how the text is
-    cut: this is the very function that was trained.
+    For a map without a fixed point, the states after some steps depend on how the text is cut into
+    segments; this decoder cuts it as training and evaluation do.
 
     Args:
         model: of any design.
-        span: how many tokens before the segment it remembers.
-        length: of a segment.
+        span: how many tokens before the segment the decoder remembers.
+        length: tokens of a segment.
     """
 
     def __init__(self, model: DEQTransformer, span: int, length: int) -> None:
@@ -143,7 +153,7 @@ class Chunked(Decoder):
         left = ids if self._segment is None else torch.cat((self._segment, ids), dim=1)
         while True:
             segment, left = left[:, : self.length], left[:, self.length :]
-            out = self.model(segment, self._memory)
+            out: LMOutput = self.model(segment, memory=self._memory)
             if segment.shape[1] == self.length:
                 past = self._memory or self.model.empty_memory(out.u)
                 self._memory = past.followed_by(out, self.span)
@@ -155,87 +165,13 @@ class Chunked(Decoder):
 
 
 def make_decoder(model: DEQTransformer, span: int, length: int) -> Decoder:
-    """The fastest decoder that gives the model's own answers."""
-    if model.config.design == "redesigned":
-        return Chunked(model, span, length)
-    return Incremental(model, span)
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How to write.
+    """Return the fastest decoder with the probabilities that evaluation has.
 
     Args:
-        prompt: the beginning.
-        tokens: how many to add.
-        temperature: below 1 bets on likely tokens; 0 takes the likeliest.
-        top_k: choose among so many; 0 among all.
-        top_p: choose among the likeliest tokens of this total probability.
-        seed: of the choices.
-        columns: of the text.
+        model: in evaluation mode.
+        span: how many earlier tokens the decoder remembers.
+        length: tokens of a segment.
     """
-
-    prompt: str = ""
-    tokens: int = 200
-    temperature: float = 0.8
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    columns: int = 80
-
-    def __post_init__(self) -> None:
-        check_fields(self, 0, "tokens", "top_k", "temperature", finite=True)
-        check_fields(self, 1, "columns")
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed must be a number from 0 to 2**63 - 1, got {self.seed}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
-
-
-def choose(log_prob: Tensor, options: Sampling, rng: torch.Generator) -> Tensor:
-    """(B, 1) a token for each row of log-probabilities (B, V)."""
-    if not options.temperature:
-        return log_prob.argmax(1, keepdim=True)
-    ranked, ids = log_prob.float().cpu().sort(dim=1, descending=True)
-    # Relative to the likeliest, whose 0 stays 0 however low the temperature.
-    p = ((ranked - ranked[:, :1]) / options.temperature).softmax(1)
-    if options.top_p < 1:  # else nothing may go, and a sum's rounding would take some
-        before = p.cumsum(1) - p  # probability of the tokens ranked higher
-        p = torch.where(before < options.top_p, p, 0.0)
-    if options.top_k:
-        p[:, options.top_k :] = 0.0
-    return ids.gather(1, torch.multinomial(p, 1, generator=rng)).to(log_prob.device)
-
-
-def write(
-    decoder: Decoder, tokenizer: Tokenizer, options: Sampling, device: torch.device
-) -> Iterator[str]:
-    """The text, prompt included, line by line as it grows."""
-    rng = torch.Generator().manual_seed(options.seed)
-    prompt = options.prompt
-    if isinstance(tokenizer, Words):
-        prompt = tokenizer.with_unknown(prompt)
-    ids = tokenizer.encode(prompt).tolist() or tokenizer.encode("\n").tolist()
-    new = torch.tensor([ids], device=device)
-    written = 0
-    for _ in range(options.tokens):
-        # A model may have room for more tokens than its text had.
-        new = choose(decoder.feed(new)[:, : tokenizer.size], options, rng)
-        ids.append(int(new))
-        text = tokenizer.decode(ids)
-        for line in _whole_lines(text[written:], options.columns):
-            written += len(line)
-            yield line.rstrip("\n")
-    rest = tokenizer.decode(ids)[written:]
-    if rest.strip():
-        yield rest
-
-
-def _whole_lines(text: str, columns: int) -> Iterator[str]:
-    """Lines that will not change any more: they end, or are full."""
-    while "\n" in text or len(text) > columns:
-        end = text.find("\n", 0, columns + 1) + 1
-        if not end:
-            end = text.rfind(" ", 0, columns + 1) + 1 or columns
-        yield text[:end]
-        text = text[end:]
+    if model.config.has_fixed_point:
+        return Incremental(model, span)
+    return Chunked(model, span, length)

@@ -4,12 +4,12 @@ from deq_zoo.family import Family
 
 FAMILY = Family(
     name="lm",
-    description="DEQ Transformer: language models.",
+    description="DEQ Transformer: language models whose hidden states are equilibria.",
     presets="deq_zoo.lm.presets",
     tasks=("deq_zoo.lm.task:LanguageTask",),
     packages=("tokenizers",),
     install="pip install 'torchdeq[lm]'",
-    predicts="Text files; the perplexity of each is printed.",
-    samples="Text that continues a prompt.",
+    predicts="Text files; prints the perplexity of each, --out writes log-probabilities as JSON.",
+    samples="Text that continues a prompt; prints it line by line, --out writes sample.txt.",
     converter="deq_zoo.lm.convert",
 )

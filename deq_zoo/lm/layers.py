@@ -1,4 +1,4 @@
-"""The maps whose fixed point, or unrolled iteration, is the transformer's state."""
+"""The map f of each design: its fixed point or its iterates are the hidden states."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from deq_zoo.lm.attention import Context, RelativeAttention
+from deq_zoo.lm.config import LMConfig
 from torchdeq import VariationalDropout1d, mem_gc
 
 
 class FeedForward(nn.Module):
-    r"""Two linear maps on every token, $W_2 \, \mathrm{relu}(W_1 x + b_1) + b_2$."""
+    r"""Two linear maps of every token, $W_2 \, \mathrm{relu}(W_1 x + b_1) + b_2$."""
 
     def __init__(self, width: int, inner: int, dropout: float) -> None:
         super().__init__()
@@ -26,17 +27,18 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward net; subclasses say how they join the state.
+    """Attention and a feed-forward net; subclasses define where the norms are.
 
     Args:
         width: D.
         heads: H.
         inner: hidden features of the feed-forward net.
-        dropout: of both outputs and the hidden features, frozen during a solve.
-        attention_dropout: of the attention weights, likewise.
-        recompute: keep no activations of the two halves, compute them again for the gradient.
+        dropout: probability of dropping a feature, hidden or of an output; fixed during a solve.
+        attention_dropout: probability of dropping an attention weight; fixed during a solve.
+        recompute: keep no activations of the two halves, and compute them again for the gradient.
     """
 
+    #: Whether norms have parameters, and attention has one between its heads and its output.
     affine: bool
 
     def __init__(
@@ -58,19 +60,19 @@ class Block(nn.Module):
         self.recompute = recompute
 
     def forward(self, z: Tensor, context: Context) -> Tensor:
-        """(B, Lq, D) the next state."""
+        """Return the next state (B, Lq, D)."""
         return self._run(self.transform, self._run(self.attend, z, context))
 
     def attend(self, z: Tensor, *context: Any) -> Tensor:
-        """The half with attention; `context` are the fields of a `Context`."""
+        """Return the state after the half with attention; `context` has the fields of `Context`."""
         raise NotImplementedError
 
     def transform(self, z: Tensor) -> Tensor:
-        """The half with the feed-forward net."""
+        """Return the state after the half with the feed-forward net."""
         raise NotImplementedError
 
-    def remembered(self, z: Tensor) -> Tensor:
-        """States as keys and values are made of them."""
+    def normalise_memory(self, z: Tensor) -> Tensor:
+        """Return remembered states as attention takes them."""
         raise NotImplementedError
 
     def _run(self, half: Callable[..., Tensor], z: Tensor, context: Sequence[Any] = ()) -> Tensor:
@@ -81,7 +83,7 @@ class Block(nn.Module):
 
 
 class PostNormBlock(Block):
-    r"""The block of the original DEQ transformer: norms without parameters on the outputs.
+    r"""The block of the original DEQ transformer, with norms on its outputs.
 
     $$y = \mathrm{LN}(z + A(z)), \qquad f(z) = \mathrm{LN}(y + F(y))$$
     """
@@ -96,12 +98,12 @@ class PostNormBlock(Block):
         y: Tensor = self.norm2(z + self.feed_forward(z))
         return y
 
-    def remembered(self, z: Tensor) -> Tensor:
+    def normalise_memory(self, z: Tensor) -> Tensor:
         return z
 
 
 class PreNormBlock(Block):
-    r"""The block of the redesigned transformer: norms on the inputs, the state is their sum.
+    r"""The block of the redesigned transformer, with norms on its inputs.
 
     $$y = z + A(\mathrm{LN}(z)), \qquad f(z) = y + F(\mathrm{LN}(y))$$
     """
@@ -116,16 +118,22 @@ class PreNormBlock(Block):
         y: Tensor = z + self.feed_forward(self.norm2(z))
         return y
 
-    def remembered(self, z: Tensor) -> Tensor:
+    def normalise_memory(self, z: Tensor) -> Tensor:
         h: Tensor = self.norm1(z)
         return h
+
+
+class PlainPreNormBlock(PreNormBlock):
+    """The original block under the authors' option `--pre_lnorm`: its norms have no parameters."""
+
+    affine = False
 
 
 class Stack(nn.Module):
     """The map f: blocks one after the other, all with the same injection and memory.
 
     Args:
-        blocks: at least one.
+        blocks: one or more.
     """
 
     def __init__(self, blocks: Sequence[Block]) -> None:
@@ -142,34 +150,36 @@ class Stack(nn.Module):
 
     @property
     def memory_states(self) -> int:
-        """How many states of a token the memory holds."""
+        """Return how many states of a token the memory keeps."""
         return 1
 
     def remember(self, z: Tensor, contexts: Sequence[Context]) -> Tensor:
-        """(B, L, M) what the memory holds of solved states: as published, the states."""
+        """Return the features (B, L, M) that a memory keeps of solved states."""
         return z
 
-    def recall(self, held: Tensor) -> list[Tensor]:
-        """(B, L, D) for each block: what it makes keys and values of."""
-        return [held] * len(self.blocks)
+    def recall(self, kept: Tensor) -> list[Tensor]:
+        """Return for each block the states (B, L, D) that a memory keeps."""
+        return [kept] * len(self.blocks)
 
 
 class LeakyStack(Stack):
-    r"""The same after a learnt leak of the state, which gives it a fixed point.
+    r"""A stack of pre-norm blocks after a learnt leak of the state: a map with a fixed point.
 
     $$f(z) = \lambda z + g(\lambda z), \qquad \lambda = \sigma(\ell) \in (0, 1)^D$$
 
-    where $z + g(z)$ is the stack of pre-norm blocks. There, $g$ depends on $z$
-    through norms only, so it is bounded, and without a leak $f(z + c 1) = f(z) + c 1$: sums
-    of bounded steps, which go on for ever. With it all iterates stay within
-    $\max |g| / (1 - \max \lambda)$, and a fixed point exists (Brouwer).
+    where $z + g(z)$ is the stack of pre-norm blocks. As $g$ depends on $z$ only through norms, $g$
+    is bounded. Without a leak $f(z + c 1) = f(z) + c 1$, so iterates are sums of bounded steps and
+    grow for ever. With the leak all iterates stay within $\max |g| / (1 - \max \lambda)$, and a
+    fixed point exists (Brouwer).
 
-    The memory holds what every block has seen of a token in equilibrium. Then a text read in pieces
-    has the equilibrium of the whole text, which is not so if all blocks share the final state.
+    The memory keeps the input of every block for each token in equilibrium. So a text that is read
+    in pieces has the equilibrium of the whole text; if all blocks shared the final state, it would
+    not.
 
     Args:
         blocks: pre-norm blocks.
-        leak: of every feature at first.
+        width: D.
+        leak: of every feature, before training.
     """
 
     def __init__(self, blocks: Sequence[Block], width: int, leak: float) -> None:
@@ -192,5 +202,18 @@ class LeakyStack(Stack):
             seen.append(block(seen[-1], context))
         return torch.cat(seen, dim=-1)
 
-    def recall(self, held: Tensor) -> list[Tensor]:
-        return list(held.chunk(len(self.blocks), dim=-1))
+    def recall(self, kept: Tensor) -> list[Tensor]:
+        return list(kept.chunk(len(self.blocks), dim=-1))
+
+
+def make_map(config: LMConfig) -> Stack:
+    """Return the map f of a design, freshly initialised."""
+    c = config
+    kind: type[Block] = PreNormBlock
+    if c.design == "original":
+        kind = PlainPreNormBlock if c.pre_norm else PostNormBlock
+    blocks = [
+        kind(c.width, c.heads, c.inner, c.dropout, c.attention_dropout, c.recompute)
+        for _ in range(c.blocks)
+    ]
+    return LeakyStack(blocks, c.width, c.leak) if c.design == "convergent" else Stack(blocks)

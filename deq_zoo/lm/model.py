@@ -1,22 +1,23 @@
-"""The DEQ transformer, a language model whose hidden states are equilibria."""
+"""The DEQ transformer: a language model whose hidden states are equilibria."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from deq_zoo.checks import check_fields
 from deq_zoo.lm.adaptive import AdaptiveVocabulary
 from deq_zoo.lm.attention import Context, causal_mask, sinusoids
-from deq_zoo.lm.layers import LeakyStack, PostNormBlock, PreNormBlock, Stack
-from deq_zoo.lm.tokens import Lexicon
+from deq_zoo.lm.config import LMConfig
+from deq_zoo.lm.layers import Stack, make_map
+from deq_zoo.lm.lexicon import Lexicon
+from deq_zoo.lm.memory import LMOutput, Memory
+from deq_zoo.lm.prediction import TextLike, TextScore, as_ids, segment_sizes
+from deq_zoo.lm.reading import score_text
+from deq_zoo.model import Model
+from deq_zoo.output import Output
 from torchdeq import (
     DEQConfig,
-    SolverStat,
     VariationalDropout1d,
     VariationalDropToken1d,
     apply_norm,
@@ -26,116 +27,22 @@ from torchdeq import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LMConfig:
-    """The shape of a DEQ transformer.
-
-    Args:
-        design: the map f: original (one post-norm block), redesigned (pre-norm blocks, which have
-            no fixed point) or convergent (the same with a leak, which have one; read through a
-            norm).
-        tokens: size of the vocabulary V.
-        width: features of the state D.
-        heads: of attention.
-        inner: hidden features of each feed-forward net.
-        blocks: in one evaluation of f.
-        embed: width of the first cluster's vectors E; 0 is `width`.
-        cutoffs: ids at which further clusters of the vocabulary begin.
-        shrink: how many times narrower each cluster is than the one before.
-        dropout: of features, the same ones for all tokens and evaluations of f.
-        attention_dropout: of attention weights.
-        position_dropout: whether dropout takes features of all distances, or whole distances.
-        window: how far attention looks back; 0 is as far as there is something.
-        init: of f's matrices: normal (0.01), uniform by fan-in, as the published original has, or
-            scaled: the same for the injection, which lets small models start sooner.
-        leak: the share of its state that the convergent map keeps at first.
-        recompute: trade time for memory in the gradient.
-    """
-
-    design: Literal["original", "redesigned", "convergent"] = "redesigned"
-    tokens: int = 256
-    width: int = 128
-    heads: int = 4
-    inner: int = 512
-    blocks: int = 3
-    embed: int = 0
-    cutoffs: tuple[int, ...] = ()
-    shrink: int = 1
-    dropout: float = 0.05
-    attention_dropout: float = 0.0
-    position_dropout: Literal["features", "offsets"] = "features"
-    window: int = 0
-    init: Literal["normal", "uniform", "scaled"] = "normal"
-    leak: float = 0.7
-    recompute: bool = False
-
-    def __post_init__(self) -> None:
-        check_fields(self, 1, "tokens", "width", "heads", "inner", "blocks", "shrink")
-        check_fields(self, 0, "embed", "window")
-        if self.width % 2 or self.width % self.heads:
-            raise ValueError(
-                f"width must be even and a multiple of heads, got {self.width} and {self.heads}"
-            )
-
-
-class Memory(NamedTuple):
-    """What is kept of earlier tokens, without a graph: states (B, Lm, M), injections (B, Lm, 3D).
-
-    M is D, or D for every block of the convergent design.
-    """
-
-    z: Tensor
-    u: Tensor
-
-    def followed_by(self, out: Output, most: int) -> Memory:
-        """The last `most` tokens of this memory and a segment after it."""
-        z, u = out.kept, out.u.detach()
-        keep = max(0, most - z.shape[1])
-        old = slice(max(0, self.z.shape[1] - keep), None)
-        new = slice(max(0, z.shape[1] - most), None)
-        return Memory(
-            torch.cat((self.z[:, old], z[:, new]), dim=1),
-            torch.cat((self.u[:, old], u[:, new]), dim=1),
-        )
-
-
-class Output(NamedTuple):
-    """What a segment becomes.
-
-    Args:
-        states: (B, L, D) each: those that training samples, the last one the answer.
-        u: (B, L, 3D) the injection.
-        kept: (B, L, M) what a memory holds of the answer.
-        f: the map of this solve, e.g. for regularisation.
-        stats: of the solve.
-    """
-
-    states: list[Tensor]
-    u: Tensor
-    kept: Tensor
-    f: Callable[[Tensor], Tensor]
-    stats: SolverStat
-
-    @property
-    def z(self) -> Tensor:
-        """The answer."""
-        return self.states[-1]
-
-
-class DEQTransformer(nn.Module):
-    r"""A language model whose states solve one transformer layer, or iterate it.
+class DEQTransformer(Model):
+    r"""A language model whose hidden states solve, or iterate, one map of transformer blocks.
 
     $$z^\star = f(z^\star; u, z_\text{past}, u_\text{past}), \quad u = W_u e(x) + b_u, \quad
     \log p(x_{t+1}) = \mathrm{softmax}(z^\star_t)$$
 
-    The injection joins queries, keys and values in every block of every evaluation. Keys and values
-    of the memory, keys of distances and the mask do not change during a solve: they are made once.
+    The injection u joins queries, keys and values in every block of every evaluation. Keys and
+    values of the memory, keys of distances and the mask are the same in all evaluations of a solve,
+    so the model computes them once.
 
     Shapes: ids `(B, L)`, states `(B, L, D)`.
 
     Args:
         config: the shape.
-        deq: options of the DEQ and of the norm of f's matrices.
+        deq: options of the DEQ and of the norm of the matrices in f: a `DEQConfig`, dict or
+            Namespace.
     """
 
     def __init__(self, config: LMConfig, deq: Any = None) -> None:
@@ -146,7 +53,7 @@ class DEQTransformer(nn.Module):
             c.tokens, c.width, c.embed or c.width, c.cutoffs, c.shrink
         )
         self.injection = nn.Linear(c.width, 3 * c.width)
-        self.func = make_map(c)
+        self.func: Stack = make_map(c)
         self.lexicon = Lexicon()
         self.embedding_drop = VariationalDropout1d(c.dropout)
         by_offset = c.position_dropout == "offsets"
@@ -160,14 +67,14 @@ class DEQTransformer(nn.Module):
         self.deq = get_deq(options, coupled=options.get("coupled", False))
 
     def forward(
-        self, ids: Tensor, memory: Memory | None = None, z0: Tensor | None = None, **call: Any
-    ) -> Output:
-        """The states of a segment, given the memory of what came before.
+        self, ids: Tensor, z0: Tensor | None = None, *, memory: Memory | None = None, **call: Any
+    ) -> LMOutput:
+        """Return the hidden states of a segment, given the memory of the text before it.
 
         Args:
-            ids: (B, L).
-            memory: of the segments before; None at the start of a text.
-            z0: where to start; zeros by default.
+            ids: (B, L) tokens.
+            z0: (B, L, D) states to start from; zeros by default.
+            memory: of the segments before; None at the beginning of a text.
             **call: options of this call of the DEQ, e.g. `f_max_iter=24`.
         """
         if self.training:
@@ -176,15 +83,65 @@ class DEQTransformer(nn.Module):
         u = self.inject(ids)
         return self.solve(u, self.contexts(u, memory), z0, **call)
 
+    def predict(
+        self,
+        x: TextLike,
+        z0: Tensor | None = None,
+        *,
+        length: int | None = None,
+        memory: int | None = None,
+        **call: Any,
+    ) -> Output[TextScore, Tensor]:
+        """Return how likely a text is: the log-probability of each token, and the perplexity.
+
+        The model reads a long text in segments, with a memory of those before, as evaluation does.
+        A word that the vocabulary lacks counts as `<unk>`. The statistics have one row for each
+        segment.
+
+        Args:
+            x: a text (`str`), the path of a UTF-8 file (`pathlib.Path`), or token ids.
+            z0: (1, N - 1, D) states to start from, e.g. `state` of an earlier output for the text.
+            length: tokens of a segment; by default those of training.
+            memory: tokens that the model remembers; by default those of its evaluation.
+            **call: options of each call of the DEQ, e.g. `f_max_iter=24`.
+        """
+        return super().predict(x, z0, length=length, memory=memory, **call)
+
+    def _predict(
+        self,
+        x: TextLike,
+        z0: Tensor | None,
+        *,
+        length: int | None = None,
+        memory: int | None = None,
+        **call: Any,
+    ) -> Output[TextScore, Tensor]:
+        ids, unknown = as_ids(x, self.lexicon, self.config.tokens)
+        sizes = segment_sizes(self.facts, length, memory)
+        log_probs, state, stats = score_text(self, ids, sizes, z0, **call)
+        return Output([TextScore(ids, log_probs, unknown)], state, stats)
+
+    @property
+    def has_tolerance(self) -> bool:
+        """Return whether a solve in evaluation stops at a tolerance, and can miss it."""
+        return bool(self.deq.config.f_stop.goal)
+
     def inject(self, ids: Tensor) -> Tensor:
-        """(B, L, 3D) the injection of tokens."""
+        """Return the injection (B, L, 3D) of tokens (B, L)."""
         u: Tensor = self.injection(self.embedding_drop(self.vocabulary.embed(ids)))
         return u
 
     def solve(
         self, u: Tensor, contexts: list[Context], z0: Tensor | None = None, **call: Any
-    ) -> Output:
-        """The states in equilibrium with an injection and what `contexts` made of it."""
+    ) -> LMOutput:
+        """Return the states in equilibrium with an injection.
+
+        Args:
+            u: (B, L, 3D) the injection.
+            contexts: of `contexts`, one for each block.
+            z0: (B, L, D) states to start from; zeros by default.
+            **call: options of this call of the DEQ.
+        """
 
         def f(z: Tensor) -> Tensor:
             out: Tensor = self.func(z, contexts)
@@ -192,14 +149,15 @@ class DEQTransformer(nn.Module):
 
         if z0 is None:
             z0 = u.new_zeros(*u.shape[:2], self.config.width, dtype=self.injection.weight.dtype)
-        if self.config.design == "redesigned":  # it has no residual to choose a state by
+        if not self.config.has_fixed_point:  # residuals say nothing about which state is best
             call["solver_kwargs"] = {**(call.get("solver_kwargs") or {}), "return_final": True}
         states, stats = self.deq(f, z0, **call)
-        kept = self.func.remember(states[-1].detach(), contexts)
-        return Output(states, u, kept, f, stats)
+        z = states[-1].detach()
+        kept = self.func.remember(z, contexts)
+        return LMOutput(predictions=states, state=z, stats=stats, u=u, kept=kept, f=f)
 
     def contexts(self, u: Tensor, memory: Memory | None = None) -> list[Context]:
-        """What each block needs besides the state."""
+        """Return everything besides the state that each block needs."""
         memory = self.empty_memory(u) if memory is None else memory
         past, length = memory.z.shape[1], u.shape[1]
         if len(memory.z) != len(u):
@@ -210,7 +168,7 @@ class DEQTransformer(nn.Module):
         return [
             Context(
                 u,
-                *block.attention.keys(block.remembered(z), memory.u),
+                *block.attention.keys(block.normalise_memory(z), memory.u),
                 block.attention.distances(positions),
                 mask,
             )
@@ -218,17 +176,17 @@ class DEQTransformer(nn.Module):
         ]
 
     def empty_memory(self, like: Tensor) -> Memory:
-        """The memory at the start of a text, for a batch like this one."""
+        """Return the memory at the beginning of a text, for a batch of the size of `like`."""
         width, dtype = self.config.width, self.injection.weight.dtype
         z = like.new_zeros(len(like), 0, self.func.memory_states * width, dtype=dtype)
         return Memory(z, z.new_zeros(len(like), 0, 3 * width))
 
     def nll(self, z: Tensor, target: Tensor) -> Tensor:
-        """(B, L) the negative log-likelihood of the tokens that follow."""
+        """Return the negative log-likelihood (B, L) of the tokens that follow, in nats."""
         return self.vocabulary.nll(self.output_drop(self.output_norm(z)), target)
 
     def log_prob(self, z: Tensor) -> Tensor:
-        """(B, L, V) the log-probability of every token to follow."""
+        """Return the log-probability (B, L, V) of every token to follow."""
         return self.vocabulary.log_prob(self.output_drop(self.output_norm(z)))
 
     def _initialise(self) -> None:
@@ -242,14 +200,3 @@ class DEQTransformer(nn.Module):
                     nn.init.zeros_(module.bias)
             elif isinstance(module, nn.LayerNorm) and module.elementwise_affine:
                 nn.init.normal_(module.weight, mean=1.0, std=0.01)
-
-
-def make_map(config: LMConfig) -> Stack:
-    """The map f of a design."""
-    c = config
-    kind = PostNormBlock if c.design == "original" else PreNormBlock
-    blocks = [
-        kind(c.width, c.heads, c.inner, c.dropout, c.attention_dropout, c.recompute)
-        for _ in range(c.blocks)
-    ]
-    return LeakyStack(blocks, c.width, c.leak) if c.design == "convergent" else Stack(blocks)

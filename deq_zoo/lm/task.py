@@ -1,4 +1,4 @@
-"""Language modelling: predict the next token, remembering the segments before."""
+"""Language modelling: predict the next token, with a memory of the segments before."""
 
 from __future__ import annotations
 
@@ -7,74 +7,79 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import log
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from deq_zoo.checks import check_fields
-from deq_zoo.errors import DataError, ZooError
+from deq_zoo.errors import DataError
 from deq_zoo.lm import data as corpora
-from deq_zoo.lm.convert import from_authors
-from deq_zoo.lm.data import Corpus, Streams
-from deq_zoo.lm.decode import Sampling, make_decoder, write
-from deq_zoo.lm.model import DEQTransformer, LMConfig, Memory, Output
-from deq_zoo.lm.reading import Reading, steps_curve, unwrapped
+from deq_zoo.lm.config import LMConfig
+from deq_zoo.lm.convert import from_authors, to_authors
+from deq_zoo.lm.data import Corpus, Segment, Streams
+from deq_zoo.lm.decode import make_decoder
+from deq_zoo.lm.lexicon import Lexicon
+from deq_zoo.lm.loss import last_step
+from deq_zoo.lm.memory import LMOutput, Memory
+from deq_zoo.lm.model import DEQTransformer
+from deq_zoo.lm.reading import Reading, steps_curve
+from deq_zoo.lm.results import SAMPLE, score_file, scores_name, stream_text
 from deq_zoo.lm.settings import check_data, check_training
-from deq_zoo.lm.tokens import Lexicon, Tokenizer, Words
+from deq_zoo.lm.tokens import Tokenizer, Words
+from deq_zoo.lm.writing import Sampling, Writing
+from deq_zoo.predictions import Failure, OutFolder, Prediction, predict_each
 from deq_zoo.record import SolverRecord
-from deq_zoo.task import Evaluation, Loss, Picture, Score, Shard, Task, generator
+from deq_zoo.task import (
+    WHOLE,
+    Converted,
+    Evaluation,
+    Loss,
+    Picture,
+    Score,
+    Shard,
+    Split,
+    Task,
+    Weights,
+    generator,
+)
+from deq_zoo.uses import GRADIENT, JACOBIAN, NORM, SOLVE
 from torchdeq import DEQConfig, jac_reg
 
-
-class Segment(NamedTuple):
-    """A batch.
-
-    Args:
-        ids: (S, L) tokens.
-        target: (S, L) those after them.
-        first: whether a text begins here, without memory.
-        jac_weight: of the Jacobian's regularisation at this step.
-        ahead: evaluations of f before those with a gradient.
-    """
-
-    ids: Tensor
-    target: Tensor
-    first: bool
-    jac_weight: float
-    ahead: int | None
+_BACKWARD_SOLVE = {name for name in GRADIENT if name.startswith("b_")} | {"higher_order"}
+_SHOWN = Sampling(tokens=300)  # the text in the report
 
 
 @dataclass(frozen=True)
 class LanguageTask(Task):
-    """A text, read by several streams side by side; the negative log-likelihood of what follows.
+    """A text, read in several streams side by side; negative log-likelihood of the next token.
 
-    Perplexity is `exp` of the mean negative log-likelihood in nats over all predicted tokens, the
-    streams read from empty memory. The first token of a stream is not predicted, nor is what does
-    not fill a column of streams, so it depends a little on `eval_batch`.
+    Perplexity is `exp` of the mean negative log-likelihood in nats over all predicted tokens, with
+    streams that start from empty memory. The first token of each stream and the rest that does not
+    fill a column of streams are not predicted, so perplexity depends a little on `eval_batch`.
 
     Args:
         net: the shape of the model.
-        deq: options of the equilibrium, its Jacobian's regularisation among them.
+        deq: options of the equilibrium and of the Jacobian's regularisation.
         data: wikitext (words, from `data_dir`), file (any text), topics (Python's own reference),
             counting (for tests).
-        data_dir: folder with WikiText's files.
-        file: of `data="file"`.
+        data_dir: folder with the files of WikiText.
+        file: the text of `data="file"`.
         pieces: byte-pair pieces of a text that is not WikiText; 0 takes bytes.
-        split: what evaluation reads, in the vocabulary of the model.
         batch: streams of training.
         length: tokens of a segment.
-        memory: tokens remembered from segments before.
+        memory: tokens that the model remembers in training.
         eval_batch: streams of evaluation.
-        eval_memory: tokens remembered there; 0 is `memory`.
-        eval_limit: segments of an evaluation; 0 is all.
-        consistency: weight of the last step's squared relative length, a loss that makes unrolled
-            steps converge.
-        ahead: up to so many evaluations without a gradient, drawn at random, come before those
-            with one: states after more steps are trained, too.
+        eval_memory: tokens that the model remembers in evaluation; 0 means `memory`.
+        eval_limit: segments of an evaluation; 0 means all.
+        consistency: weight of the squared relative length of the last unrolled step, a loss that
+            makes the steps converge.
+        ahead: the largest number of evaluations without a gradient before those with one, drawn at
+            random for each step, so that training covers states after more steps.
     """
 
     score: ClassVar[Score] = Score("perplexity", higher_is_better=False)
+    former_fields: ClassVar[Mapping[str, str | None]] = {"split": None}
 
     net: LMConfig = field(default_factory=LMConfig)
     deq: DEQConfig = field(default_factory=DEQConfig)
@@ -82,7 +87,6 @@ class LanguageTask(Task):
     data_dir: str | None = None
     file: str | None = None
     pieces: int = 0
-    split: Literal["valid", "test"] = "valid"
     batch: int = 16
     length: int = 64
     memory: int = 64
@@ -93,17 +97,22 @@ class LanguageTask(Task):
     ahead: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_fields(self, 1, "batch", "length", "memory", "eval_batch")
         check_fields(self, 0, "pieces", "eval_memory", "eval_limit", "consistency", "ahead")
-        deq = self.deq
-        if deq.n_states > 1 or deq.indexing or deq.sup_gap > 0 or deq.sup_loc:
-            raise ValueError(
-                "a language model decodes one state: drop n_states, indexing, sup_gap and sup_loc"
-            )
+
+    @property
+    def uses(self) -> frozenset[str]:
+        """Return the options that have an effect: a language model decodes one state of a solve.
+
+        The options of the backward solve need an implicit gradient.
+        """
+        every = SOLVE | GRADIENT | NORM | JACOBIAN | {"core"}
+        return every if self.deq.implicit else every - _BACKWARD_SOLVE
 
     @cached_property
     def corpus(self) -> Corpus:
-        """The data."""
+        """Return the data with its vocabulary, or raise `DataError` if settings do not fit it."""
         check_data(self)
         if self.data == "wikitext":
             corpus = corpora.wikitext(self.data_dir)
@@ -114,6 +123,7 @@ class LanguageTask(Task):
                 f"the text has {corpus.tokenizer.size} different tokens, the model "
                 f"{self.net.tokens}: --set net.tokens={corpus.tokenizer.size}"
             )
+        self._eval_streams(corpus.val)  # raises if the text is too short
         return corpus
 
     def _text(self) -> str:
@@ -121,12 +131,38 @@ class LanguageTask(Task):
             return corpora.read_text(self.file)
         return corpora.topics() if self.data == "topics" else corpora.counting()
 
-    @cached_property
-    def _train(self) -> Streams:
-        self._judged(self.corpus.tokenizer)  # what is wrong with it is told before training
-        return Streams.of(self.corpus.train, self.batch, self.length)
+    @property
+    def train_set(self) -> Tensor:
+        """The token ids (N,) of the training data."""
+        return self.corpus.train
 
-    def build(self) -> nn.Module:
+    @property
+    def val_set(self) -> Tensor:
+        """The token ids (N,) of the validation data."""
+        return self.corpus.val
+
+    @cached_property
+    def test_set(self) -> Tensor:
+        """The token ids (N,) of the test data."""
+        ids = self._encode_split("test", self.corpus.tokenizer)
+        self._eval_streams(ids)  # raises if the text is too short
+        return ids
+
+    @cached_property
+    def _train_streams(self) -> Streams:
+        return Streams.of(self.train_set, self.batch, self.length)
+
+    def _eval_streams(self, ids: Tensor) -> Streams:
+        return Streams.of(ids, self.eval_batch, self.length)
+
+    def facts(self) -> dict[str, Any]:
+        return {"length": self.length, "memory": self._eval_memory}
+
+    @property
+    def _eval_memory(self) -> int:
+        return self.eval_memory or self.memory
+
+    def build(self, facts: Mapping[str, Any] | None = None) -> DEQTransformer:
         check_training(self)
         deq = self.deq
         if self.consistency:
@@ -135,11 +171,11 @@ class LanguageTask(Task):
 
     @property
     def steps_per_epoch(self) -> int:
-        return len(self._train)
+        return len(self._train_streams)
 
-    def train_batch(self, step: int, seed: int, shard: Shard) -> Segment:
-        k = step % len(self._train)
-        ids, target = self._train.segment(k, shard)
+    def train_batch(self, step: int, seed: int, shard: Shard = WHOLE) -> Segment:
+        k = step % len(self._train_streams)
+        ids, target = self._train_streams.segment(k, shard)
         rng = generator("step", seed, step)
         weight = self._jac_weight(step)
         if weight and float(torch.rand((), generator=rng)) >= self.deq.jac_loss_freq:
@@ -152,137 +188,110 @@ class LanguageTask(Task):
         rises = step // deq.jac_incremental if deq.jac_incremental else 0
         return deq.jac_loss_weight + 0.1 * rises
 
-    def loss(self, model: nn.Module, batch: Segment, carry: Any) -> Loss:
+    def batch_size(self, batch: Segment) -> int:
+        return batch[0].numel()
+
+    def loss(self, model: Any, batch: Segment, carry: Any) -> Loss:
         segment = Segment(*batch)
         memory = None if segment.first or carry is None else Memory(*carry)
         call = {} if segment.ahead is None else {"f_max_iter": segment.ahead}
-        out: Output = model(segment.ids, memory, **call)
-        inner = unwrapped(model)
+        out: LMOutput = model(segment.ids, memory=memory, **call)
+        inner: DEQTransformer = getattr(model, "module", model)  # without its wrapper
         nll = inner.nll(out.z, segment.target).mean()
         value, metrics = nll, {"nll": nll}
         if segment.jac_weight:
             value = value + segment.jac_weight * jac_reg(out.f(out.z), out.z)
         if self.consistency:
-            change = last_step(out.states[-2], out.states[-1])
+            change = last_step(out.predictions[-2], out.predictions[-1])
             value, metrics = value + self.consistency * change, {**metrics, "last_step": change}
         memory = memory or inner.empty_memory(out.u)
         new = memory.followed_by(out, self.memory)
         return Loss(value, metrics, out.stats if out.stats.nfe else None, new)
 
-    def after_step(self, model: nn.Module) -> None:
-        lexicon = model.get_submodule("lexicon")
-        assert isinstance(lexicon, Lexicon)
-        lexicon.adopt(self.corpus.tokenizer)  # from now on its checkpoints can read and write
+    def begin(self, model: Any) -> None:
+        model.lexicon.adopt(self.corpus.tokenizer)  # from now on its checkpoints can read text
 
-    def samples(self, batch: Segment) -> int:
-        return batch[0].numel()
+    def after_step(self, model: Any) -> None:
+        model.lexicon.adopt(self.corpus.tokenizer)  # raises if a resumed run has another text
 
-    def evaluate(self, model: nn.Module, device: torch.device, thorough: bool) -> Evaluation:
-        tokenizer = self._tokenizer(model)
-        ids, streams = self._judged(tokenizer)
-        record, read = SolverRecord(), Reading(model, self._eval_memory, device)
-        for k, (data, target) in enumerate(streams.segments()):
+    def evaluate(self, model: Any, split: Split, thorough: bool = False) -> Evaluation:
+        tokenizer = self._find_vocabulary(model)
+        ids = self._encode_split(split, tokenizer)
+        record, reading = SolverRecord(), Reading(model, self._eval_memory)
+        for k, (data, target) in enumerate(self._eval_streams(ids).segments()):
             if self.eval_limit and k >= self.eval_limit:
                 break
-            record.add(read(data, target))
+            record.add(reading(data, target).out.stats)
             if thorough and k == 0:  # a few tokens: a radius costs a hundred products
-                few = model(data[:2].to(device), sradius_mode=True)
+                few = model(data[:2].to(model.device), sradius_mode=True)
                 record.radii += few.stats["sradius"].tolist()
-        return Evaluation(_metrics(read, tokenizer, ids), record)
+        metrics = {"perplexity": reading.perplexity, "loss": reading.loss}
+        if not isinstance(tokenizer, Words):
+            size = len(tokenizer.decode(ids.tolist()).encode())
+            metrics["bits_per_byte"] = reading.loss / log(2) * len(ids) / max(1, size)
+        return Evaluation(metrics, record)
 
-    def _judged(self, tokenizer: Tokenizer, split: str = "") -> tuple[Tensor, Streams]:
-        """The ids of a held-out split in a vocabulary, and the streams that evaluation reads."""
+    def _encode_split(self, split: Split, tokenizer: Tokenizer) -> Tensor:
+        """Return the ids (N,) of a split in the vocabulary of a model."""
         check_data(self)
-        split = split or self.split
         if self.data == "wikitext":
-            ids = corpora.wikitext_split(self.data_dir, split, tokenizer)
-        else:
-            ids = tokenizer.encode(corpora.split_text(self._text())[split])
-        return ids, Streams.of(ids, self.eval_batch, self.length)
+            return corpora.wikitext_split(self.data_dir, split, tokenizer)
+        return tokenizer.encode(corpora.split_text(self._text())[split])
 
-    def _tokenizer(self, model: nn.Module) -> Tokenizer:
-        """The model's own: another text must not bring another vocabulary.
+    def _find_vocabulary(self, model: DEQTransformer) -> Tokenizer:
+        """Return the tokenizer of a model; one without gets that of the training text.
 
-        Released weights come without, and have that of their training text.
+        Released weights come without. The model's own tokenizer wins over that of the data, since
+        the same words have other ids in the vocabulary of another text.
         """
-        lexicon = unwrapped(model).lexicon
-        if lexicon.tokenizer is not None or (self.data == "wikitext" and self.data_dir is None):
-            return lexicon.require()
-        found = self.corpus.tokenizer
-        if isinstance(found, Words) and found.size != self.net.tokens:
-            raise DataError(
-                f"these weights came without their {self.net.tokens} words, and {self.data_dir} "
-                f"has {found.size}: name the folder of the text they were trained with, or set "
-                "model.lexicon.tokenizer"
-            )
-        return found
+        lexicon = model.lexicon
+        if lexicon.tokenizer is None and not (self.data == "wikitext" and self.data_dir is None):
+            tokenizer = self.corpus.tokenizer
+            if isinstance(tokenizer, Words) and tokenizer.size != self.net.tokens:
+                raise DataError(
+                    f"these weights came without their {self.net.tokens} words, and "
+                    f"{self.data_dir} has {tokenizer.size}: name the folder of the text they were "
+                    "trained with, or set model.lexicon.tokenizer"
+                )
+            lexicon.adopt(tokenizer)
+        return lexicon.require()
 
-    @property
-    def _eval_memory(self) -> int:
-        return self.eval_memory or self.memory
-
-    def convert(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def from_authors(self, state: Weights) -> Converted:
         words = {"lexicon._extra_state": Lexicon().get_extra_state()}
-        return from_authors(self.net, state) | words
+        return Converted(from_authors(self.net, state) | words, self.facts())
+
+    def to_authors(self, state: Weights) -> dict[str, Tensor]:
+        return to_authors(self.net, state)
 
     def predict(
-        self, model: nn.Module, files: Sequence[Path], out: Path | None, device: torch.device
-    ) -> list[str]:
-        if out is not None:
-            raise ZooError("the perplexity of a text is printed, not written: drop --out")
-        tokenizer, lines = self._tokenizer(model), []
-        for file in files:
-            text, told = corpora.read_text(file), ""
-            if isinstance(tokenizer, Words):
-                unknown, text = tokenizer.count_unknown(text), tokenizer.with_unknown(text)
-                told = f"; of its words, {unknown} are unknown" if unknown else ""
-            ids = tokenizer.encode(text)
-            if len(ids) < 2:
-                raise DataError(f"{file} has {len(ids)} tokens: a perplexity needs 2 at least")
-            read = Reading(model, self._eval_memory, device)
-            for segment in Streams.of(ids, 1, self.length).segments():
-                with torch.no_grad():
-                    read(*segment)
-            lines.append(f"{file}: perplexity {read.perplexity:.4g} over {read.count} tokens{told}")
-        return lines
+        self, model: Any, paths: Sequence[Path], out: OutFolder
+    ) -> Iterator[Prediction | Failure]:
+        if out.asked:
+            out.check(scores_name(path) for path in paths)
+        self._find_vocabulary(model)
+        return predict_each(paths, lambda path: score_file(model, path, out))
 
     def sampling(self) -> Sampling:
         return Sampling()
 
-    def sample(
-        self, model: nn.Module, options: Sampling, out: Path, device: torch.device
-    ) -> Iterator[str]:
-        inner = unwrapped(model)
-        decoder = make_decoder(inner, self._eval_memory, self.length)
-        return write(decoder, self._tokenizer(inner), options, device)
+    def sample(self, model: Any, options: Sampling, out: OutFolder) -> Iterator[Prediction]:
+        if out.asked:
+            out.check([SAMPLE])
+        return stream_text(self._write(model, options), out)
+
+    def _write(self, model: DEQTransformer, options: Sampling) -> Writing:
+        tokenizer = self._find_vocabulary(model)
+        return Writing(make_decoder(model, self._eval_memory, self.length), tokenizer, options)
 
     @torch.no_grad()
-    def pictures(self, model: nn.Module, device: torch.device) -> list[Picture]:
-        from deq_zoo.lm.pictures import loss_by_steps, page
+    def pictures(self, model: Any) -> list[Picture]:
+        from deq_zoo.lm.pictures import first_words, loss_by_steps, page
 
-        tokenizer = self._tokenizer(model)
-        ids, streams = self._judged(tokenizer, "valid")
-        curve = steps_curve(model, streams, self._eval_memory, device)
-        start = _opening(tokenizer.decode(ids[:60].tolist()))
-        lines = self.sample(model, replace(Sampling(), prompt=start, tokens=300), Path(), device)
-        return [page(start, "\n".join(lines)), loss_by_steps(curve)]
-
-
-def last_step(before: Tensor, after: Tensor) -> Tensor:
-    """Return the mean over tokens of $|z_k - z_{k-1}|^2 / |z_k|^2$: larger states do not help."""
-    size = after.detach().square().sum(-1).clamp_min(1e-12)
-    return ((after - before).square().sum(-1) / size).mean()
-
-
-def _metrics(read: Reading, tokenizer: Tokenizer, ids: Tensor) -> dict[str, float]:
-    told = {"perplexity": read.perplexity, "loss": read.mean}
-    if not isinstance(tokenizer, Words):
-        size = len(tokenizer.decode(ids.tolist()).encode())
-        told["bits_per_byte"] = read.mean / log(2) * len(ids) / max(1, size)
-    return told
-
-
-def _opening(text: str) -> str:
-    """The first words of a text, which end where a word does."""
-    text = text.strip()
-    return text[: text.rfind(" ")] if " " in text else text
+        tokenizer = self._find_vocabulary(model)
+        ids = self._encode_split("val", tokenizer)
+        curve = steps_curve(model, self._eval_streams(ids), self._eval_memory)
+        options = replace(_SHOWN, prompt=first_words(tokenizer.decode(ids[:60].tolist())))
+        text = "\n".join(self._write(model, options))
+        tolerance = self.deq.f_stop.goal if self.deq.f_stop_mode == "rel" else 0.0
+        budget = self.deq.budget_in_evaluation or self.deq.grad[0]
+        return [page(options.prompt, text, options.seed), loss_by_steps(curve, tolerance, budget)]

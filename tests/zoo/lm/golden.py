@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deq_zoo.lm import DEQTransformer, LMConfig
+from deq_zoo.lm import DEQTransformer, LMConfig, Memory
 from deq_zoo.lm.convert import from_authors
-from deq_zoo.lm.model import Memory
 from tests.golden import load_facts, load_tensors
 
 TIGHT: dict[str, Any] = {

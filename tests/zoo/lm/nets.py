@@ -26,7 +26,7 @@ def make_config(design: str, **changes: Any) -> LMConfig:
     return LMConfig(design=design, **(shape | changes))  # type: ignore[arg-type]
 
 
-def make_model(design: str, deq: dict[str, Any] | None = None, **changes: Any) -> DEQTransformer:
+def make_model(design: str, deq: Any = None, **changes: Any) -> DEQTransformer:
     """Build a model in float64 whose map contracts, if its design can."""
     torch.manual_seed(0)
     deq = deq or (UNROLLED if design == "redesigned" else TIGHT)
@@ -38,6 +38,12 @@ def make_model(design: str, deq: dict[str, Any] | None = None, **changes: Any) -
             elif name.endswith("_net.weight_g"):
                 p.fill_(0.6 if "o_net" in name else 0.1)
     return model.eval()
+
+
+@torch.no_grad()
+def measure(task: Any, model: DEQTransformer, split: str = "val") -> dict[str, float]:
+    """Return the metrics of a model in evaluation mode on a split."""
+    return dict(task.evaluate(model.eval(), split).metrics)
 
 
 def draw_ids(batch: int = 2, length: int = 6) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from deq_zoo.lm.attention import Context, RelativeAttention, causal_mask, shifted, sinusoids
+from deq_zoo.lm.attention import Context, RelativeAttention, causal_mask, shift_to_keys, sinusoids
 
 D, H = 8, 2
 
@@ -63,11 +63,11 @@ def test_attention_is_its_formula(past: int, length: int, window: int, training:
 
 def test_shifting_moves_distances_to_their_keys() -> None:
     scores = torch.arange(3 * 5.0).view(3, 5)
-    moved = shifted(scores)
+    moved = shift_to_keys(scores)
     for i in range(3):
         for j in range(2 + i + 1):  # the keys up to its own
             assert moved[i, j] == scores[i, j + 3 - 1 - i]
-    assert torch.equal(shifted(scores[:1]), scores[:1])
+    assert torch.equal(shift_to_keys(scores[:1]), scores[:1])
 
 
 def test_the_table_of_distances_is_sines_then_cosines() -> None:
@@ -88,5 +88,5 @@ def test_a_query_without_anything_to_hide_needs_no_mask() -> None:
 
 
 def test_heads_must_share_the_width() -> None:
-    with pytest.raises(ValueError, match="cannot be shared by 3 heads"):
+    with pytest.raises(ValueError, match="cannot be divided among 3 heads"):
         RelativeAttention(8, 3, torch.nn.Identity())

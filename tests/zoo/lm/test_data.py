@@ -9,7 +9,8 @@ import torch
 
 from deq_zoo.errors import DataError, ZooError
 from deq_zoo.lm.data import Streams, read_text, split_text, tokenised, topics, wikitext
-from deq_zoo.lm.tokens import Bytes, Lexicon, Pieces, Tokenizer, Words
+from deq_zoo.lm.lexicon import Lexicon
+from deq_zoo.lm.tokens import Bytes, Pieces, Tokenizer, Words
 from deq_zoo.task import Shard
 from tests.golden import find_data, load_facts
 
@@ -28,7 +29,7 @@ def test_golden_vocabulary_ids_and_batches_are_reproduced(tmp_path: Path) -> Non
     assert isinstance(corpus.tokenizer, Words)
     assert corpus.tokenizer.words == facts["vocab"]
     assert corpus.train.tolist() == facts["train_ids"]
-    assert corpus.valid.tolist() == facts["valid_ids"]
+    assert corpus.val.tolist() == facts["valid_ids"]
     streams = Streams.of(corpus.train, 3, 4)
     segments = [{"data": d.tolist(), "target": t.tolist()} for d, t in streams.segments()]
     expected = [{k: s[k] for k in ("data", "target")} for s in facts["iterator_bsz3_len4"]]
@@ -63,7 +64,7 @@ def test_unknown_words_are_an_error_or_unk() -> None:
     assert words.count_unknown("a zebra\nb giraffe") == 2
     without = Words.of(["a"])
     assert without.with_unknown("b") == "b"
-    with pytest.raises(DataError, match="'b' is not among the 2 of the training text: use those"):
+    with pytest.raises(DataError, match="'b' is not among the 2 of the training text: use only"):
         without.encode("b")
 
 
@@ -75,7 +76,7 @@ def test_a_text_that_is_not_utf8_is_an_error_and_not_repaired(tmp_path: Path) ->
 
 def test_pieces_are_the_bytes_at_least() -> None:
     assert Pieces.of(TEXT, 256).size == 256
-    with pytest.raises(DataError, match="pieces=100 are too few"):
+    with pytest.raises(DataError, match="pieces=100 is too few"):
         Pieces.of(TEXT, 100)
 
 
@@ -104,11 +105,12 @@ def test_every_target_is_scored_once() -> None:
 def test_a_text_is_held_out_in_two_parts(tmp_path: Path) -> None:
     text = "".join(chr(97 + k % 26) for k in range(1000))
     parts = split_text(text)
-    assert "".join(parts[split] for split in ("train", "valid", "test")) == text
+    assert "".join(parts[split] for split in ("train", "val", "test")) == text
     (tmp_path / "a.txt").write_text(text)
     corpus = tokenised(read_text(tmp_path / "a.txt"), 0)
     assert bytes(corpus.train.tolist()).decode() == parts["train"]
-    assert len(corpus.valid) == len(parts["test"]) == 50
+    assert bytes(corpus.val.tolist()).decode() == parts["val"]
+    assert len(corpus.val) == len(parts["test"]) == 50
 
 
 def test_the_embedded_text_is_pythons_reference() -> None:
@@ -130,7 +132,7 @@ def test_missing_data_says_what_to_put_where(tmp_path: Path) -> None:
         split_text("short")
     with pytest.raises(DataError, match="too short for 8 streams"):
         Streams.of(torch.arange(9), 8, 4)
-    with pytest.raises(DataError, match="cannot be shared by 2 processes"):
+    with pytest.raises(DataError, match="cannot be divided among 2 processes"):
         Streams.of(torch.arange(30), 3, 4).segment(0, Shard(0, 2))
 
 
@@ -138,4 +140,4 @@ def test_missing_data_says_what_to_put_where(tmp_path: Path) -> None:
 def test_wikitext_2_has_its_published_numbers() -> None:
     corpus = wikitext(find_data("wikitext2"))
     assert corpus.tokenizer.size == 33_278
-    assert (len(corpus.train), len(corpus.valid)) == (2_088_628, 217_646)
+    assert (len(corpus.train), len(corpus.val)) == (2_088_628, 217_646)

@@ -23,7 +23,7 @@ def test_golden_states_losses_and_memory_are_reproduced(name: str, segment: int)
     ids, target = io[f"{seg}.data"], io[f"{seg}.target"]
     memory = golden.read_memory(segment)
     assert_matches(model.vocabulary.embed(ids), io[f"{seg}.word_emb"])
-    out = model(ids, memory)
+    out = model(ids, memory=memory)
     past = model.empty_memory(out.u) if memory is None else memory
     assert_matches(torch.cat((past.u, out.u), dim=1), golden.read_injection(f"{seg}.u_cat"))
     keys = past.z.shape[1] + ids.shape[1]
@@ -51,7 +51,7 @@ def test_golden_states_losses_and_memory_are_reproduced(name: str, segment: int)
 def test_golden_unrolled_steps_are_reproduced(segment: int, steps: int) -> None:
     golden = Golden("deq-lm")
     model, ids = golden.make_model(), golden.io[f"seg{segment}.data"]
-    z = model(ids, golden.read_memory(segment), f_max_iter=steps).z
+    z = model(ids, memory=golden.read_memory(segment), f_max_iter=steps).z
     assert_matches(z, golden.io[f"seg{segment}.z_iter{steps}"])
     block = next(iter(model.func))
     half = block.transform(golden.io[f"seg{segment}.attn0_z_in"])
@@ -63,22 +63,22 @@ def test_golden_unrolled_steps_are_reproduced(segment: int, steps: int) -> None:
 def test_golden_gradients_are_reproduced(name: str, recompute: bool) -> None:
     golden = Golden(name, dropout=0.0, recompute=recompute)
     model = golden.make_model().train()
-    out = model(golden.io["seg1.data"], golden.read_memory(1))
+    out = model(golden.io["seg1.data"], memory=golden.read_memory(1))
     model.nll(out.z, golden.io["seg1.target"]).mean().backward()
     compare_gradients(golden, model)
 
 
 def compare_gradients(golden: Golden, model: DEQTransformer) -> None:
     """Compare gradients under our names; that of a tied projection comes in two parts."""
-    from deq_zoo.lm.convert import _BLOCKLESS, _NAMES, _TRIPLES, _by_kind, _renamed
+    from deq_zoo.lm.convert import _BLOCKLESS, _NAMES, _by_kind, _has_qkv_rows, _rename
 
     expected: dict[str, torch.Tensor] = {}
     for key, value in select(golden.io, "seg1.grad.").items():
         key = key.replace("crit.out_projs", "word_emb.emb_projs") if "projs.0" not in key else key
-        name = _renamed(_BLOCKLESS.sub(r"func.\1.0.", key), _NAMES)
+        name = _rename(_BLOCKLESS.sub(r"func.\1.0.", key), _NAMES)
         assert name is not None, key
         value = value.squeeze(2) if value.dim() == 3 else value
-        if not golden.original and _TRIPLES.match(name):
+        if not golden.original and _has_qkv_rows(name, value):
             value = _by_kind(value, golden.config.heads)
         expected[name] = expected.get(name, 0) + value
     gradients = {name: p.grad for name, p in model.named_parameters()}
@@ -114,7 +114,7 @@ def test_golden_jacobian_regularisation_and_adjoint_are_reproduced() -> None:
     golden = Golden("deq-seq", dropout=0.0)
     model = golden.make_model()
     with torch.no_grad():
-        out = model(golden.io["seg1.data"], golden.read_memory(1))
+        out = model(golden.io["seg1.data"], memory=golden.read_memory(1))
     z = out.z.requires_grad_()
     v = golden.read_state("seg1.jr_v")
     (product,) = torch.autograd.grad(out.f(z), z, v)
@@ -134,6 +134,7 @@ def test_golden_losses_are_reproduced_in_single_precision(name: str) -> None:
         model = golden.make_model().float()
     memory = golden.read_memory(1)
     assert memory is not None
-    out = model(golden.io["seg1.data"], type(memory)(*(t.float() for t in memory)))
+    single = type(memory)(*(t.float() for t in memory))
+    out = model(golden.io["seg1.data"], memory=single)
     loss = model.nll(out.z, golden.io["seg1.target"]).mean()[None]
     torch.testing.assert_close(loss.double(), golden.io["seg1.loss"], rtol=1e-4, atol=0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from deq_zoo.lm import DEQTransformer, LMConfig, Memory, Output
+from deq_zoo.lm import DEQTransformer, LMConfig, LMOutput, Memory
 from deq_zoo.lm.presets import SMALL_FINAL, SMALL_ORIGINAL, SMALL_OURS
 from deq_zoo.preset import PRESETS, Preset
 from tests.zoo.lm.nets import DESIGNS, draw_ids, make_config, make_model
@@ -57,7 +57,7 @@ def test_memory_gives_what_reading_in_one_go_gives(design: str) -> None:
         whole = model(tokens)
         first = model(tokens[:, :4])
         memory = model.empty_memory(first.u).followed_by(first, most=10)
-        second = model(tokens[:, 4:], memory)
+        second = model(tokens[:, 4:], memory=memory)
     assert_close(torch.cat((first.z, second.z), dim=1), whole.z, atol=1e-10, rtol=0)
     assert bool(whole.stats.converged.all())
 
@@ -88,9 +88,12 @@ def test_iterates_of_the_convergent_map_stay_bounded() -> None:
 def test_memory_keeps_the_last_tokens() -> None:
     z, u = torch.arange(6.0).view(1, 6, 1), torch.arange(6.0).view(1, 6, 1) + 10
 
-    def make_segment(first: int, last: int) -> Output:
+    def make_segment(first: int, last: int) -> LMOutput:
         part = z[:, first:last]
-        return Output([part], u[:, first:last], part, lambda z: z, SolverStat())
+        return LMOutput(
+            predictions=[part], state=part, stats=SolverStat(), u=u[:, first:last], kept=part,
+            f=lambda z: z,
+        )  # fmt: skip
 
     past = Memory(z[:, :2], u[:, :2])
     assert past.followed_by(make_segment(2, 4), 3).z.flatten().tolist() == [1, 2, 3]
@@ -166,7 +169,7 @@ def test_half_precision_and_autocast_run(design: str) -> None:
     assert out.z.dtype == torch.bfloat16
     model = DEQTransformer(make_config(design), deq)
     with torch.autocast("cpu", torch.bfloat16):
-        out = model(draw_ids(), model.empty_memory(torch.zeros(2, 1)))
+        out = model(draw_ids(), memory=model.empty_memory(torch.zeros(2, 1)))
         model.nll(out.z, draw_ids()).mean().backward()
     assert out.z.dtype == torch.float32
 
@@ -205,4 +208,4 @@ def test_what_cannot_be_is_an_error() -> None:
         make_model("convergent", leak=1.0)
     model = make_model("original")
     with pytest.raises(ValueError, match="memory is of 3 streams, the tokens of 2"):
-        model(draw_ids(), model.empty_memory(torch.zeros(3, 1)))
+        model(draw_ids(), memory=model.empty_memory(torch.zeros(3, 1)))

@@ -10,7 +10,7 @@ import pytest
 
 from deq_zoo.cli import main
 from deq_zoo.errors import DataError, ZooError
-from deq_zoo.lm.presets import CONVERGENT, IMPLICIT, UNROLLED, lm_smoke, lm_wt103_final
+from deq_zoo.lm.presets import CONVERGENT, IMPLICIT, UNROLLED, lm_quick, lm_wt103_final
 from deq_zoo.values import with_settings
 from tests.zoo.lm.nets import make_config
 from tests.zoo.lm.test_task import SMALL, make_task
@@ -19,11 +19,14 @@ from tests.zoo.lm.test_task import SMALL, make_task
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"deq": IMPLICIT, "consistency": 1.0}, "consistency=1.0 compares unrolled steps"),
+        ({"deq": IMPLICIT, "consistency": 1.0}, "consistency=1.0 compares the last two unrolled"),
         ({"deq": IMPLICIT, "ahead": 4}, "ahead=4 draws the number of evaluations"),
-        ({"deq": CONVERGENT.with_options(f_max_iter=20), "ahead": 4}, "to have f_max_iter"),
-        ({"deq": CONVERGENT.with_options(ift=True)}, "ift needs f_max_iter > 0"),
-        ({"deq": CONVERGENT.with_options(jac_loss_weight=0.1)}, "jac_loss_freq=0.0, of which one"),
+        (
+            {"deq": CONVERGENT.with_options(f_max_iter=20), "ahead": 4},
+            "so f_max_iter and ift would",
+        ),
+        ({"deq": CONVERGENT.with_options(ift=True)}, "set f_max_iter above 0"),
+        ({"deq": CONVERGENT.with_options(jac_loss_weight=0.1)}, "alone has no effect"),
         ({"deq": CONVERGENT.with_options(jac_loss_freq=0.1)}, "jac_loss_weight=0.0, jac_incremen"),
     ],
 )
@@ -32,10 +35,24 @@ def test_what_would_do_nothing_in_training_is_an_error(changes: Any, message: st
         make_task(**changes).build()
 
 
-@pytest.mark.parametrize("options", [{"sup_gap": 2}, {"sup_loc": [1]}, {"indexing": [3]}])
-def test_states_that_nobody_would_decode_are_errors(options: Any) -> None:
-    with pytest.raises(ValueError, match="decodes one state"):
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"sup_gap": 2}, {"sup_loc": [1]}, {"indexing": [3]}, {"n_states": 2}, {"gamma": 0.5}),
+        *({"sradius_mode": True}, {"b_solver": "anderson"}, {"b_tol": 0.1}, {"higher_order": True}),
+    ],
+)
+def test_options_without_effect_are_errors(options: Any) -> None:
+    (name,) = options
+    with pytest.raises(ValueError, match=f"{name} would have no effect: LanguageTask makes no use"):
         make_task(deq=CONVERGENT.with_options(**options))
+
+
+def test_options_of_the_backward_solve_have_an_effect_with_implicit_gradients() -> None:
+    solve = {"b_solver": "anderson", "b_tol": 0.1, "b_max_iter": 9, "higher_order": True}
+    for flag in ({"ift": True}, {"hook_ift": True}, {"backward": "ift"}):
+        task = make_task(deq=CONVERGENT.with_options(f_max_iter=20, **flag, **solve))
+        assert task.uses > set(solve)
 
 
 def test_the_redesigned_map_warns_of_other_steps_and_of_implicit_gradients() -> None:
@@ -44,18 +61,20 @@ def test_the_redesigned_map_warns_of_other_steps_and_of_implicit_gradients() -> 
         warnings.simplefilter("error")
         make_task(net=shape, deq=UNROLLED).build()
         make_task(net=SMALL, deq=CONVERGENT.with_options(eval_f_max_iter=100)).build()
-    with pytest.warns(UserWarning, match="trained with: 6, not 12"):
+    with pytest.warns(UserWarning, match="the 6 evaluations of training, not 12: set eval_f_max"):
         make_task(net=shape, deq=UNROLLED.with_options(grad=[6])).build()
-    with pytest.warns(UserWarning, match="implicit gradient is not defined"):
-        make_task(net=shape, deq=IMPLICIT).build()
+    plain = make_config("original", tokens=256, cutoffs=(), shrink=1, pre_norm=True)
+    for net, what in ((shape, "design=redesigned"), (plain, "pre_norm=true")):
+        with pytest.warns(UserWarning, match=f"{what} has no fixed point, so it has no implicit"):
+            make_task(net=net, deq=IMPLICIT).build()
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"file": "a.txt"}, "file=a.txt does nothing with data=counting: .* data=file"),
-        ({"data_dir": "a"}, "data_dir=a does nothing with data=counting: .* data=wikitext"),
-        ({"data": "wikitext", "pieces": 300, "data_dir": "a"}, "pieces=300 does nothing"),
+        ({"file": "a.txt"}, "file=a.txt has no effect with data=counting: .* data=file"),
+        ({"data_dir": "a"}, "data_dir=a has no effect with data=counting: .* data=wikitext"),
+        ({"data": "wikitext", "pieces": 300, "data_dir": "a"}, "pieces=300 has no effect"),
     ],
 )
 def test_data_that_would_not_be_read_is_an_error(changes: Any, message: str) -> None:
@@ -64,22 +83,25 @@ def test_data_that_would_not_be_read_is_an_error(changes: Any, message: str) -> 
 
 
 def test_a_text_too_short_to_evaluate_is_an_error_before_training() -> None:
-    with pytest.raises(DataError, match=r"too short for 500 streams .* eval_batch if to evaluate"):
+    with pytest.raises(
+        DataError, match=r"too short for 500 streams .* eval_batch if it is validation or test"
+    ):
         assert make_task(eval_batch=500).steps_per_epoch
 
 
 def test_flags_and_settings_count_in_any_order(capsys: Any) -> None:
     """Apply flags first, whatever their place: a later setting may hold what they need."""
-    off = ["--set", "consistency=0", "--f_max_iter", "20"]
-    assert main(["info", "lm-smoke", "--ift", *off]) == 0
-    assert main(["info", "lm-smoke", *off, "--ift"]) == 0
+    off = ["--set", "consistency=0", "--set", "ahead=0", "--f_max_iter", "20"]
+    assert main(["info", "lm-quick", "--ift", *off]) == 0
+    assert main(["info", "lm-quick", *off, "--ift"]) == 0
     capsys.readouterr()
-    assert main(["info", "lm-smoke", "--ift"]) == 2
+    assert main(["info", "lm-quick", "--ift"]) == 2
     assert "cannot be built: consistency" in capsys.readouterr().err
-    assert main(["info", "lm-smoke", "--n_states", "2"]) == 2
-    assert "deq-zoo: a language model decodes one state" in capsys.readouterr().err
-    with pytest.raises(ZooError, match="decodes one state"):
-        lm_smoke().with_deq(n_states=2)
+    for words in (["--n_states", "2"], ["--set", "deq.n_states=2"]):
+        assert main(["info", "lm-quick", *words]) == 2
+        assert "n_states would have no effect" in capsys.readouterr().err
+    with pytest.raises(ZooError, match="n_states would have no effect"):
+        lm_quick().with_deq(n_states=2)
 
 
 def test_settings_are_applied_at_once() -> None:

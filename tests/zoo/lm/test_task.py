@@ -11,17 +11,19 @@ from typing import Any
 import pytest
 import torch
 
+import deq_zoo
 from deq_zoo.cli import main
 from deq_zoo.errors import DataError
+from deq_zoo.lm.loss import last_step
 from deq_zoo.lm.presets import CONVERGENT, REGULARISED
+from deq_zoo.lm.task import LanguageTask
 from deq_zoo.optim import WarmCosine
-from deq_zoo.lm.task import LanguageTask, last_step
 from deq_zoo.preset import PRESETS
-from deq_zoo.task import Shard
+from deq_zoo.task import Shard, Split
 from deq_zoo.values import from_data, to_data
+from tests.zoo.lm.inputs import predict_inputs, python_input
 from tests.zoo.lm.nets import make_config
-from tests.zoo.training import CPU, train
-from torchdeq import DEQConfig
+from tests.zoo.training import train
 
 NAMES = sorted(name for name in PRESETS if name.startswith("lm-"))
 SMALL = make_config("convergent", tokens=256, cutoffs=(), shrink=1)
@@ -54,38 +56,44 @@ def test_the_smoke_preset_trains_reports_reads_and_writes(tmp_path: Path, capsys
     assert "perplexity" in capsys.readouterr().out
     assert "<h2>Examples</h2>" in (out / "report.html").read_text()
     assert {"page", "steps"} <= {p.stem for p in (out / "pictures").glob("*.png")}
-    assert main(["evaluate", str(out), "--cpu", "--set", "split=test"]) == 0
+    assert main(["evaluate", str(out), "--cpu"]) == 0
     assert "bits_per_byte" in capsys.readouterr().out
     words = ["sample", str(out), "--cpu", "--prompt", "10 11", "--tokens", "20", "--top-k", "3"]
-    assert main(words) == 0
+    assert main([*words, "--out", str(tmp_path / "samples")]) == 0
     assert capsys.readouterr().out.startswith("10 11")
-    (tmp_path / "a.txt").write_text("12 13 14 15 16 17")
-    assert main(["predict", str(out), str(tmp_path / "a.txt"), "--cpu"]) == 0
+    assert (tmp_path / "samples" / "sample.txt").read_text().startswith("10 11")
+    good, _ = predict_inputs(tmp_path)
+    words = ["predict", str(out), *map(str, good), "--cpu", "--out", str(tmp_path / "scores")]
+    assert main(words) == 0
     assert "perplexity" in capsys.readouterr().out
+    assert main(words) == 2
+    model = deq_zoo.load(out)
+    assert model.predict(python_input()).prediction.perplexity > 1
 
 
 def test_learning_lowers_the_loss() -> None:
     task = make_task()
     model = train(task, 40, lr=0.02).model
     with torch.no_grad():
-        result = task.evaluate(model, CPU, thorough=True)
+        result = task.evaluate(model, "val", thorough=True)
     assert result.metrics["loss"] < 4.0  # log 256 = 5.5
     assert result.metrics["perplexity"] == pytest.approx(exp(result.metrics["loss"]))
     assert len(result.solver.radii) == 2
 
 
-@pytest.mark.parametrize("limit", [0, 2])
-def test_perplexity_is_the_mean_over_all_predicted_tokens(limit: int) -> None:
+@pytest.mark.parametrize(("limit", "split"), [(0, "val"), (2, "val"), (0, "test")])
+def test_perplexity_is_the_mean_over_all_predicted_tokens(limit: int, split: Split) -> None:
     task = make_task(eval_limit=limit, memory=200)
     model = train(task, 2, lr=0.02).model
     with torch.no_grad():
-        loss = task.evaluate(model, CPU, thorough=False).metrics["loss"]
-        ids = task.corpus.valid
+        loss = task.evaluate(model, split).metrics["loss"]
+        ids = task.val_set if split == "val" else task.test_set
         rows = ids[: len(ids) // 2 * 2].view(2, -1)
         rows = rows[:, : 2 * 16 + 1] if limit else rows
         memory, total = None, 0.0
         for start in range(0, rows.shape[1] - 1, 16):
-            out = model(rows[:, start : start + 16][:, : rows.shape[1] - 1 - start], memory)
+            part = rows[:, start : start + 16][:, : rows.shape[1] - 1 - start]
+            out = model(part, memory=memory)
             target = rows[:, start + 1 : start + 17]
             total += float(-model.log_prob(out.z).gather(2, target[..., None]).sum())
             memory = (memory or model.empty_memory(out.u)).followed_by(out, 200)
@@ -102,7 +110,7 @@ def test_batches_depend_on_their_step_alone_and_memory_starts_with_a_text() -> N
     assert not a.first
     parts = [task.train_batch(5, 1, Shard(rank, 2)).ids for rank in range(2)]
     assert torch.equal(torch.cat(parts), a.ids)
-    assert task.samples(a) == 64
+    assert task.batch_size(a) == 64
 
 
 def test_memory_is_carried_without_a_graph_and_left_at_a_new_text() -> None:
@@ -163,7 +171,5 @@ def test_the_published_rate_starts_loud_and_drops_after_the_rise() -> None:
 def test_what_does_not_fit_is_an_error() -> None:
     with pytest.raises(DataError, match=r"different tokens, the model 100: --set net.tokens=256"):
         assert make_task(net=replace(SMALL, tokens=100)).corpus
-    with pytest.raises(ValueError, match="decodes one state"):
-        make_task(deq=DEQConfig(n_states=2))
     with pytest.raises(ValueError, match="batch must be at least 1"):
         make_task(batch=0)
