@@ -13,7 +13,7 @@ from torch import Tensor
 from deq_zoo.diffusion.adjoint import Work
 from deq_zoo.diffusion.data import to_bytes
 from deq_zoo.diffusion.inversion import Inversion
-from deq_zoo.report import to_png
+from deq_zoo.drawing import to_png
 from deq_zoo.task import Picture
 
 _GAP = 2  # pixels between images

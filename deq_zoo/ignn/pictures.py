@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from deq_zoo.ignn.graph import Graphs
-from deq_zoo.report import to_png
+from deq_zoo.drawing import to_png
 from deq_zoo.task import Picture
 
 

@@ -9,8 +9,8 @@ from unicodedata import combining
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 
+from deq_zoo.drawing import to_png
 from deq_zoo.lm.reading import StepsCurve
-from deq_zoo.report import to_png
 from deq_zoo.task import Picture
 
 _COLUMNS, _LINES = 88, 24
