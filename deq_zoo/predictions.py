@@ -54,10 +54,12 @@ class OutFolder:
     Args:
         path: the folder.
         force: replace files that are there already.
+        named: whether the user named the folder; results that are printed anyway are written only
+            then.
     """
 
-    def __init__(self, path: Path, force: bool = False) -> None:
-        self.path, self.force = path, force
+    def __init__(self, path: Path, force: bool = False, named: bool = True) -> None:
+        self.path, self.force, self.named = path, force, named
 
     def check(self, names: Iterable[str]) -> None:
         """Raise `ZooError` for names that would be written twice or replace a file.
