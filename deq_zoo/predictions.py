@@ -54,12 +54,11 @@ class OutFolder:
     Args:
         path: the folder.
         force: replace files that are there already.
-        named: whether the user named the folder; results that are printed anyway are written only
-            then.
+        asked: whether the user named the folder; if not, results that fit in a line need no file.
     """
 
-    def __init__(self, path: Path, force: bool = False, named: bool = True) -> None:
-        self.path, self.force, self.named = path, force, named
+    def __init__(self, path: Path, force: bool = False, *, asked: bool = True) -> None:
+        self.path, self.force, self.asked = path, force, asked
 
     def check(self, names: Iterable[str]) -> None:
         """Raise `ZooError` for names that would be written twice or replace a file.

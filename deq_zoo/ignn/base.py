@@ -77,11 +77,11 @@ class IGNNTask(Task):
     def predict(
         self, model: Any, paths: Sequence[Path], out: OutFolder
     ) -> Iterator[Prediction | Failure]:
-        """Yield the classes of graphs in `.npz` files; a named folder gets a table for each.
+        """Yield the classes of graphs in `.npz` files; see `IGNN.predict` for their arrays.
 
-        See `IGNN.predict` for the arrays of a file.
+        A folder that the user asked for gets a table of every row's classes for each file.
         """
-        if out.named:
+        if out.asked:
             out.check(_table(path) for path in paths)
 
         def classify(path: Path) -> Prediction:
@@ -90,7 +90,7 @@ class IGNNTask(Task):
             if doubt := doubts(answer.layer_stats, model.options.f_stop):
                 notes.append(doubt)
             text = f"{path}: {labels.summary()} ({'; '.join(notes)})"
-            files = (out.write(_table(path), labels.to_csv()),) if out.named else ()
+            files = (out.write(_table(path), labels.to_csv()),) if out.asked else ()
             return Prediction(str(path), text, labels.to_data(), files)
 
         return predict_each(paths, classify)

@@ -183,7 +183,7 @@ def test_negative_weights_are_as_well_posed_as_others() -> None:
 def test_a_broken_file_spoils_no_other_and_nothing_is_written_unasked(tmp_path: Path) -> None:
     good, broken = predict_inputs(tmp_path)
     task, before = make_rings(), sorted(tmp_path.iterdir())
-    out = OutFolder(tmp_path / "out", named=False)
+    out = OutFolder(tmp_path / "out", asked=False)
     results = list(task.predict(make_model(task), [*broken, *good], out))
     assert [type(result) for result in results] == [Failure, Failure, Failure, Prediction]
     for result, path in zip(results, broken, strict=False):
@@ -218,7 +218,7 @@ def test_a_named_folder_gets_a_table_for_each_file(tmp_path: Path) -> None:
 
 def test_a_solve_that_does_not_settle_is_mentioned(tmp_path: Path) -> None:
     good, _ = predict_inputs(tmp_path)
-    out = OutFolder(tmp_path / "out", named=False)
+    out = OutFolder(tmp_path / "out", asked=False)
     for options, warned in (
         ({"f_max_iter": 2}, True),
         ({"f_max_iter": 2, "f_tol": 0.0}, True),
