@@ -119,8 +119,8 @@ class SetTask(IGNNTask):
         outs: list[GraphOutput[Tensor]] = [model(part.x, part.graph) for part in batch]
         y = torch.cat([part.y for part in batch])
         value = node_loss(torch.cat([out.prediction for out in outs]), y)
-        hardest = max((out.stats for out in outs if out.stats), key=lambda stats: stats.nfe)
-        return Loss(value, stats=hardest)
+        solves = [out.stats for out in outs if out.stats is not None]
+        return Loss(value, stats=max(solves, key=lambda stats: stats.nfe, default=None))
 
     def evaluate(self, model: Any, split: Split, thorough: bool = False) -> Evaluation:
         record = SolverRecord()

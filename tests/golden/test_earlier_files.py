@@ -38,7 +38,7 @@ def evaluate_test(task: Any, model: Any) -> tuple[dict[str, float], dict[str, An
 
 def evaluate_both(task: Any, model: Any) -> tuple[dict[str, float], dict[str, Any]]:
     """Return metrics of both splits by earlier names, e.g. `val_accuracy`, and joint statistics."""
-    val, test = (evaluate(task, model, split) for split in ("val", "test"))  # type: ignore[arg-type]
+    val, test = (evaluate(task, model, split) for split in ("val", "test"))
     metrics = {f"val_{name}": value for name, value in val.metrics.items()}
     metrics |= {f"test_{name}": value for name, value in test.metrics.items()}
     both = val.solver.summary(), test.solver.summary()

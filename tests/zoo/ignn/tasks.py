@@ -35,5 +35,5 @@ def make_tissues(**changes: Any) -> TissueTask:
 
 def measure(task: IGNNTask, model: Any) -> tuple[dict[str, float], dict[str, float]]:
     """Return the metrics on validation and test data."""
-    val, test = (dict(evaluate(task, model, split, False).metrics) for split in ("val", "test"))  # type: ignore[arg-type]
+    val, test = (dict(evaluate(task, model, split, False).metrics) for split in ("val", "test"))
     return val, test
