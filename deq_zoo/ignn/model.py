@@ -87,7 +87,7 @@ class IGNN(Model):
         deq: options of the DEQ and the norm of each layer: a `DEQConfig`, dict or Namespace.
     """
 
-    #: The first and the last weight, whose shapes tell features and classes.
+    #: The first and the last weight, whose shapes give features and classes.
     ends: ClassVar[tuple[str, str]]
     #: What a row of the output belongs to.
     unit: ClassVar[Literal["node", "graph"]] = "node"
@@ -128,7 +128,7 @@ class IGNN(Model):
         Args:
             x: the path of an `.npz` file, a dict, a pair `(edge_index, x)`, or PyG's `Data` or
                 `Batch`. Names are `edge_index` (2, E), `x` (N, features) and, if needed,
-                `edge_weight` (E,) and `batch` (N,) or `ptr` (G + 1,), which tell graphs apart.
+                `edge_weight` (E,) and `batch` (N,) or `ptr` (G + 1,), which separate graphs.
             z0: a state of each layer to start from, for a graph with the same nodes.
             **call: options of this call of the DEQ.
         """
