@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,24 +17,23 @@ from statistics import median
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-from benchmarks.contest import PUBLISHED
-from benchmarks.ignn_rivals import Baseline, as_released, on_published
+from benchmarks.ignn_layout import compare_layouts
+from benchmarks.ignn_rivals import Baseline
+from deq_zoo.evaluate import evaluate
 from deq_zoo.ignn import IGNNConfig
-from deq_zoo.ignn.model import Output
 from deq_zoo.ignn.presets import CLIPPED, EXACT, FAR, LONG
 from deq_zoo.ignn.set_task import GraphClassTask, TissueTask
 from deq_zoo.ignn.task import NodeTask
-from deq_zoo.task import Evaluation, Shard
+from deq_zoo.record import SolverRecord
+from deq_zoo.task import Shard, Split
 
 RESULTS = Path(__file__).parent / "results" / "ignn.json"
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything."""
+    """The size of every part: seeds, epochs, widths, time."""
 
     seeds: int = 6
     lengths: tuple[int, ...] = (10, 25, 50, 100)
@@ -83,9 +80,9 @@ def main() -> None:
             rows.append(row)
             print("  ".join(f"{key} {_show(value)}" for key, value in row.items()), flush=True)
         minutes = (time.perf_counter() - began) / 60
-        held = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        held[name] = {"small": args.small, "minutes": round(minutes, 1), "rows": rows}
-        RESULTS.write_text(json.dumps(held, indent=1) + "\n")
+        results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        results[name] = {"small": args.small, "minutes": round(minutes, 1), "rows": rows}
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def _show(value: Any) -> str:
@@ -93,7 +90,7 @@ def _show(value: Any) -> str:
 
 
 def chains(size: Size, data_dir: str) -> Iterator[dict[str, Any]]:
-    """Accuracy by length; a GCN of two layers sees two steps."""
+    """Yield the accuracy by length; a GCN of two layers sees two steps."""
     for length in size.lengths:
         steps = max(60, 3 * length)
         far = FAR.with_options(f_max_iter=steps, b_max_iter=steps)
@@ -104,27 +101,27 @@ def chains(size: Size, data_dir: str) -> Iterator[dict[str, Any]]:
             "GCN, 2 layers": Baseline(task, "GCN", width=16, dropout=0.0),
         }
         for name, contestant in contestants.items():
-            found = [
+            fits = [
                 fit(contestant, size.chain_epochs, seed, Rate(0.01))
                 for seed in range(size.chain_seeds)
             ]
-            told = summary(found)
-            del told["unconverged"]  # the whole budget is spent: there is no tolerance to meet
-            yield {"length": length, "model": name, **told}
+            row = summary(fits)
+            del row["unconverged"]  # the whole budget is spent: there is no tolerance to meet
+            yield {"length": length, "model": name, **row}
 
 
 def stability(size: Size, data_dir: str) -> Iterator[dict[str, Any]]:
-    """Accuracy over seeds."""
+    """Yield the accuracy over seeds."""
     for name in size.sets:
         for model, contestant in _contestants(name, data_dir).items():
             epochs = size.graph_epochs if name.isupper() else size.node_epochs
             decay = 5e-3 if model.startswith("IGNN") else 5e-4
             rate = Rate(0.01, 0.0 if name.isupper() else decay)
-            found = []
+            fits = []
             for seed in range(size.seeds):
                 task = contestant.with_seed(seed) if name.isupper() else contestant
-                found.append(fit(task, epochs, seed, rate, size.row_seconds / size.seeds))
-            yield {"set": name, "model": model, **summary(found)}
+                fits.append(fit(task, epochs, seed, rate, size.row_seconds / size.seeds))
+            yield {"set": name, "model": model, **summary(fits)}
 
 
 def _contestants(name: str, data_dir: str) -> dict[str, Any]:
@@ -150,7 +147,7 @@ def _contestants(name: str, data_dir: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Reseeded(GraphClassTask):
-    """A new split for every seed."""
+    """A task with another split for every seed."""
 
     def with_seed(self, seed: int) -> Reseeded:
         return replace(self, split_seed=seed)
@@ -158,7 +155,7 @@ class Reseeded(GraphClassTask):
 
 @dataclass(frozen=True)
 class Rate:
-    """Adam's."""
+    """Learning rate and weight decay of Adam."""
 
     lr: float
     weight_decay: float = 0.0
@@ -166,16 +163,23 @@ class Rate:
 
 @dataclass(frozen=True)
 class Fit:
-    """How one run ended: what was chosen by validation, and how long it took."""
+    """The result of one run.
+
+    Args:
+        score: on test data, at the epoch that is best on validation data.
+        epochs: of training.
+        seconds: of processor time.
+        failed: share of solves that did not converge, in the evaluations.
+    """
 
     score: float
     epochs: int
     seconds: float
-    failed: float = 0.0  # share of solves that did not converge, in the evaluations
+    failed: float = 0.0
 
 
 def fit(task: Any, epochs: int, seed: int, rate: Rate, seconds: float = float("inf")) -> Fit:
-    """Train, choose the epoch by validation, and say what the test split thinks of it."""
+    """Train; return the test score at the epoch that is best on validation data."""
     torch.manual_seed(seed)
     model = task.build()
     optimizer = torch.optim.Adam(model.parameters(), lr=rate.lr, weight_decay=rate.weight_decay)
@@ -193,53 +197,42 @@ def fit(task: Any, epochs: int, seed: int, rate: Rate, seconds: float = float("i
             step += 1
         over = time.process_time() - began > seconds
         if epoch % max(1, epochs // 20) == 0 or epoch == epochs or over:
-            with torch.no_grad():
-                found = task.evaluate(model.eval(), CPU, False)
-            chosen = _first(found, "val")
-            if chosen > best:
-                best, score = chosen, _first(found, "test")
-            if found.solver is not None:
-                solves += found.solver.samples
-                failures += sum(
-                    found.solver.statuses[s] for s in ("MAX_ITER", "DIVERGED", "NONFINITE")
-                )
+            val, solver = _score(task, model, "val")
+            solves += solver.samples
+            failures += sum(solver.statuses[s] for s in ("MAX_ITER", "DIVERGED", "NONFINITE"))
+            if val > best:
+                best, score = val, _score(task, model, "test")[0]
         if over:
             break
     return Fit(score, epoch, time.process_time() - began, failures / max(1, solves))
 
 
-def _first(found: Evaluation, split: str) -> float:
-    return next(value for name, value in found.metrics.items() if name.startswith(split))
+def _score(task: Any, model: Any, split: Split) -> tuple[float, SolverRecord]:
+    """Return accuracy or micro-F1, the first metric of every task, and the solver's record."""
+    result = evaluate(task, model, split, thorough=False)
+    return next(iter(result.metrics.values())), result.solver
 
 
-def summary(found: Sequence[Fit]) -> dict[str, Any]:
-    """Median, best and worst over seeds."""
-    scores = [f.score for f in found]
+def summary(fits: Sequence[Fit]) -> dict[str, Any]:
+    """Return median, best and worst over seeds."""
+    scores = [f.score for f in fits]
     return {
         "median": median(scores),
         "best": max(scores),
         "worst": min(scores),
-        "epochs": min(f.epochs for f in found),
-        "seconds": sum(f.seconds for f in found),
-        "unconverged": sum(f.failed for f in found) / len(found),
+        "epochs": min(f.epochs for f in fits),
+        "seconds": sum(f.seconds for f in fits),
+        "unconverged": sum(f.failed for f in fits) / len(fits),
     }
 
 
 def layout(size: Size, data_dir: str) -> Iterator[dict[str, Any]]:
-    """Time and memory of a step on a tissue of PPI, in our layout and in the release's."""
-    task = TissueTask(
-        net=IGNNConfig(width=size.speed_width, kappa=0.98), deq=CLIPPED, data_dir=data_dir
-    )
-    steps = _in_a_process(_time_steps, task, size.speed_steps)
-    for name, times in steps.items():
-        ratios = [theirs / ours for ours, theirs in zip(steps["ours"], times, strict=True)]
-        peak = _in_a_process(_peak, task, name, size.speed_steps)
-        row = {"layout": name, "width": size.speed_width, "ms": median(times), "peak_mb": peak}
-        yield {**row, "times_ours": median(ratios)}
+    """Yield time and memory of a training step on a tissue of PPI, by layout."""
+    return compare_layouts(size.speed_width, size.speed_steps, data_dir)
 
 
 def ppi(size: Size, data_dir: str) -> Iterator[dict[str, Any]]:
-    """F1 on the tissues of PPI with two gradients."""
+    """Yield F1 on the tissues of PPI with two gradients."""
     net = IGNNConfig(width=size.ppi_width, kappa=0.98)
     task = TissueTask(net=net, deq=CLIPPED, data_dir=data_dir)
     contestants: dict[str, Any] = {
@@ -248,69 +241,10 @@ def ppi(size: Size, data_dir: str) -> Iterator[dict[str, Any]]:
         "GCN, 2 layers": Baseline(task, "GCN", width=4 * size.ppi_width, dropout=0.0),
     }
     for name, contestant in contestants.items():
-        found = [
+        fits = [
             fit(contestant, size.ppi_epochs, seed, Rate(5e-3)) for seed in range(size.ppi_seeds)
         ]
-        yield {"model": name, "width": size.ppi_width, **summary(found)}
-
-
-def _in_a_process(function: Callable[..., Any], *args: Any) -> Any:
-    """Peak memory belongs to a process, so each measurement has one of its own."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(function, args)
-
-
-def _time_steps(task: TissueTask, steps: int) -> dict[str, list[float]]:
-    """Milliseconds of the same steps, the layouts taking turns."""
-    runs = {name: Stepper(task, name) for name in LAYOUTS}
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for k in range(steps + 1):
-        for name, run in runs.items():
-            began = time.process_time()
-            run.step(k)
-            times[name].append(1e3 * (time.process_time() - began))
-    return {name: found[1:] for name, found in times.items()}  # the first one warms up
-
-
-def _peak(task: TissueTask, layout: str, steps: int) -> float:
-    """Megabytes above those before the first step."""
-    run = Stepper(task, layout)
-    before = _peak_mb()
-    for k in range(steps + 1):
-        run.step(k)
-    return _peak_mb() - before
-
-
-class Stepper:
-    """Training steps in one of the two layouts."""
-
-    def __init__(self, task: TissueTask, layout: str) -> None:
-        torch.set_num_threads(1)
-        torch.manual_seed(0)
-        self.task, self.model = task, task.build()
-        if layout != "ours":
-            as_released(self.model)
-        if layout == WHOLE_RELEASE:
-            on_published(self.model)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=5e-3)
-        self.batches = [task.train_batch(k, 0, Shard()) for k in range(SIX)]
-
-    def step(self, k: int) -> None:
-        (part,) = self.batches[k % SIX]
-        out: Output = self.model(part.x, part.graph)
-        loss = F.binary_cross_entropy_with_logits(out.logits, part.y)
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-
-
-WHOLE_RELEASE = "the release's on torchdeq 0.1.0"
-LAYOUTS = ("ours", "the release's", *([WHOLE_RELEASE] if PUBLISHED.exists() else []))
-SIX = 6  # tissues, the first one to warm up
-
-
-def _peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        yield {"model": name, "width": size.ppi_width, **summary(fits)}
 
 
 PARTS: dict[str, Callable[[Size, str], Iterator[dict[str, Any]]]] = {

@@ -1,8 +1,7 @@
-"""What implicit graph networks are measured against: PyG's networks, and the release's layout."""
+"""Rivals of implicit graph networks: networks of PyG, and the layout of the authors' release."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,14 +12,15 @@ from torch import Tensor, nn
 from benchmarks.contest import PUBLISHED
 from benchmarks.mdeq import published
 from deq_zoo.ignn import Graphs, ImplicitGraph
-from deq_zoo.ignn.model import Output
+from deq_zoo.ignn.model import GraphOutput
 from deq_zoo.ignn.set_task import GraphClassTask
-from deq_zoo.task import Evaluation, Loss, Shard
+from deq_zoo.model import Model
+from deq_zoo.task import Evaluation, Loss, Shard, Split
 from torchdeq import SolverStat, reset_norm
 
 
 class Baseline:
-    """A network of PyG in the place of ours: the same data, split, loss and judge."""
+    """A network of PyG in the place of ours, with the same data, split, loss and metrics."""
 
     def __init__(self, task: Any, kind: str, width: int, dropout: float = 0.5) -> None:
         self.task, self.kind, self.width, self.dropout = task, kind, width, dropout
@@ -29,12 +29,11 @@ class Baseline:
     def with_seed(self, seed: int) -> Baseline:
         return Baseline(self.task.with_seed(seed), self.kind, self.width, self.dropout)
 
-    def build(self) -> nn.Module:
-        data = getattr(self.task, "examples", None) or self.task.nodes
+    def build(self) -> Model:
+        facts = self.task.facts()
+        features, classes = facts["features"], len(facts["classes"])
         layers = 3 if self.whole else 2
-        return PyGNet(
-            self.kind, data.features, data.classes, self.width, layers, self.dropout, self.whole
-        )
+        return PyGNet(self.kind, features, classes, self.width, layers, self.dropout, self.whole)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -50,12 +49,11 @@ class Baseline:
     def after_step(self, model: nn.Module) -> None:
         return
 
-    def evaluate(self, model: nn.Module, device: torch.device, thorough: bool) -> Evaluation:
-        found: Evaluation = self.task.evaluate(model, device, thorough)
-        return replace(found, solver=None)  # type: ignore[arg-type]
+    def evaluate(self, model: Model, split: Split, thorough: bool = False) -> Evaluation:
+        return self.task.evaluate(model, split, thorough)  # type: ignore[no-any-return]
 
 
-class PyGNet(nn.Module):
+class PyGNet(Model):
     """GCN or GAT: convolutions, ReLU and dropout between them; a sum and a layer for graphs."""
 
     def __init__(
@@ -83,28 +81,21 @@ class PyGNet(nn.Module):
         self.out = nn.Linear(width, classes) if whole else nn.Identity()
         self.dropout, self.whole = dropout, whole
 
-    def forward(self, x: Tensor, graph: Graphs, z0: Any = None, **call: Any) -> Output:
+    def forward(self, x: Tensor, graph: Graphs, z0: Any = None, **call: Any) -> GraphOutput[Tensor]:
         edges = _edges(graph)
         for k, conv in enumerate(self.convs):
             x = conv(F.dropout(x, self.dropout if not self.whole else 0.0, self.training), edges)
             x = x if k == len(self.convs) - 1 and not self.whole else x.relu()
         if self.whole:
             x = self.out(F.dropout(graph.pool(x), self.dropout, self.training))
-        return Output(x, [x], [_no_solve(graph)])
+        return GraphOutput([x], [])
 
 
 def _edges(graph: Graphs) -> Tensor:
-    """As PyG wants them, without the loops that its layers add themselves."""
+    """Return edges for PyG, without the loops that its layers add themselves."""
     starts, target = graph.outgoing.crow_indices().long(), graph.outgoing.col_indices().long()
     source = torch.repeat_interleave(starts.diff())
     return torch.stack((source, target))[:, source != target]
-
-
-def _no_solve(graph: Graphs) -> SolverStat:
-    none = torch.zeros(len(graph.sizes))
-    return SolverStat(
-        rel_lowest=none, rel_trace=none[:, None], sradius=-none - 1, status=none.long()
-    )
 
 
 def as_released(model: nn.Module) -> None:

@@ -181,9 +181,8 @@ def _predict(args: argparse.Namespace) -> None:
     missing = [str(file) for file in args.files if not file.exists()]
     if missing:
         raise ZooError(f"no such file: {', '.join(missing)}")
-    for result in preset.task.predict(
-        model, args.files, OutFolder(args.out or Path("predictions"))
-    ):
+    out = OutFolder(args.out or Path("predictions"), asked=args.out is not None)
+    for result in preset.task.predict(model, args.files, out):
         print(result.text if isinstance(result, Prediction) else result, flush=True)
 
 

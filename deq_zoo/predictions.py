@@ -57,7 +57,7 @@ class OutFolder:
         asked: whether the user named the folder; a result that is text needs no file otherwise.
     """
 
-    def __init__(self, path: Path, force: bool = False, asked: bool = True) -> None:
+    def __init__(self, path: Path, force: bool = False, *, asked: bool = True) -> None:
         self.path, self.force, self.asked = path, force, asked
 
     def check(self, names: Iterable[str]) -> None:

@@ -14,6 +14,7 @@ from deq_zoo.family import Family, families
 from deq_zoo.optim import Adam, Optim
 from deq_zoo.packages import require_family
 from deq_zoo.task import Task
+from deq_zoo.uses import NORM
 from torchdeq import get_deq
 from torchdeq.registry import Registry, suggest
 
@@ -95,13 +96,17 @@ class Preset:
     def with_deq(self, **options: Any) -> Preset:
         """Return the preset with other options of the equilibrium, the paper's flags.
 
-        Another solver does not inherit the options of the one it replaces.
+        Another solver does not inherit the options of the one it replaces, and `norm_type="none"`
+        drops those of the norm.
         """
         deq = self.task.deq
         for side in ("f", "b"):
             name = options.get(f"{side}_solver")
             if name is not None and name != getattr(deq, f"{side}_solver"):
                 options.setdefault(f"{side}_solver_kwargs", {})
+        if options.get("norm_type") == "none":
+            defaults = deq.defaults()
+            options = {**{name: defaults[name] for name in NORM if name in deq.given}, **options}
         try:
             deq = deq.with_options(**options)
             get_deq(deq)  # raises for unknown names

@@ -8,16 +8,20 @@ if TYPE_CHECKING:
     from deq_zoo.ignn.constraint import WellPosedness, project_rows
     from deq_zoo.ignn.graph import Graphs, as_graphs, normalised_edges
     from deq_zoo.ignn.layers import ImplicitGraph
-    from deq_zoo.ignn.model import GraphIGNN, IGNNConfig, NodeIGNN, Output, SkipIGNN
+    from deq_zoo.ignn.model import IGNN, GraphIGNN, GraphOutput, IGNNConfig, NodeIGNN, SkipIGNN
+    from deq_zoo.ignn.prediction import Classes, LabelSets
     from deq_zoo.ignn.sparse import perron_roots
 
 __all__ = [
+    "IGNN",
+    "Classes",
     "GraphIGNN",
+    "GraphOutput",
     "Graphs",
     "IGNNConfig",
     "ImplicitGraph",
+    "LabelSets",
     "NodeIGNN",
-    "Output",
     "SkipIGNN",
     "WellPosedness",
     "as_graphs",
@@ -29,12 +33,15 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "Classes": "prediction",
         "GraphIGNN": "model",
+        "GraphOutput": "model",
         "Graphs": "graph",
+        "IGNN": "model",
         "IGNNConfig": "model",
         "ImplicitGraph": "layers",
+        "LabelSets": "prediction",
         "NodeIGNN": "model",
-        "Output": "model",
         "SkipIGNN": "model",
         "WellPosedness": "constraint",
         "as_graphs": "graph",

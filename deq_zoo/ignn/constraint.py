@@ -1,4 +1,4 @@
-"""What makes an implicit layer well-posed: rows of W inside a ball that fits the graph."""
+"""The constraint that makes an implicit layer well-posed: rows of W in a ball of the graph."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 class WellPosedness(NamedTuple):
-    """How far a layer is from losing its fixed point on a graph.
+    """The distance of a layer from losing its fixed point on a graph.
 
     Args:
-        bound: (G,) `||W||_inf` times the Perron root: below 1, the fixed point exists, is the
-            only one and is found by plain iteration.
+        bound: (G,) `||W||_inf` times the Perron root: below 1, there is exactly one fixed point,
+            and plain iteration converges to it.
         density: share of the entries of W that are not zero, over all graphs.
     """
 
@@ -22,13 +22,13 @@ class WellPosedness(NamedTuple):
 
 
 def project_rows(W: Tensor, radius: float | Tensor) -> Tensor:
-    r"""The nearest matrix whose rows have absolute sums of at most `radius`.
+    r"""Return the nearest matrix whose rows have absolute sums of at most `radius`.
 
     $$w \leftarrow \mathrm{sign}(w) \max(|w| - s, 0), \qquad
     s = \frac{1}{k} \Bigl(\sum_{i \le k} |w|_{(i)} - r\Bigr)$$
 
     for every row outside, with k the last place in falling order at which $|w|_{(k)}$ exceeds
-    that mean. Rows inside are returned as they are. This is the projection onto the ball of
+    $s$. Rows inside are returned as they are. This is the projection onto the ball of
     $\|W\|_\infty$.
 
     Args:
@@ -48,6 +48,6 @@ def project_rows(W: Tensor, radius: float | Tensor) -> Tensor:
 
 
 def projected_through(W: Tensor, radius: float | Tensor) -> Tensor:
-    """`project_rows` in value; gradients pass as if it were not there."""
-    # The zero is what is added: a difference added to W would round at the scale of W.
+    """Return `project_rows(W)`; gradients pass through as through the identity."""
+    # The term added is zero: W plus a difference would round at the scale of W.
     return project_rows(W.detach(), radius) + (W - W.detach())

@@ -1,7 +1,8 @@
 """Weights of the authors' IGNN, in and out: the names are ours, a few tensors are only theirs.
 
-Their layers hold a `bias` that nothing uses, their graph classifier an `Omega_2` likewise, and
-their full-batch nets a start of zeros, `X_0`. These are left out, and written as zeros.
+Their layers have a `bias` that no output depends on, their graph classifier likewise an `Omega_2`,
+and their full-batch nets a start of zeros, `X_0`. `from_authors` drops these tensors; `to_authors`
+writes `bias` and `Omega_2` as zeros.
 """
 
 from __future__ import annotations
@@ -12,56 +13,77 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from deq_zoo.ignn.layers import ImplicitGraph
+from deq_zoo.errors import CheckpointError
 from deq_zoo.weights import check_fits
 
-POWER_STEPS = 15  # enough to turn a meaningless estimate of a spectral norm into one
+POWER_STEPS = 15  # power iterations that replace an estimate of a spectral norm
+_WHOLE = ("", "_orig", "_v")  # endings of the tensor with the shape of a weight, by norm
+
+
+def read_sizes(state: Mapping[str, Tensor], ends: tuple[str, str]) -> tuple[int, int]:
+    """Return features and classes of a network, from its weights alone.
+
+    Args:
+        state: a state_dict, ours or the authors'.
+        ends: the first and the last weight of the network; see `IGNN.ends`.
+    """
+    first, last = (_weight(state, name) for name in ends)
+    return first.shape[1], last.shape[0]
 
 
 def from_authors(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state_dict of the authors as one of `model`, which is not changed.
+    """Return a state_dict of the authors as one of `model`, which is not changed.
 
-    Where it would make a spectral norm zero or negative, as in their nets before training, the
-    estimate is put right with a warning.
+    Where an estimate of a spectral norm is zero or negative, as in their nets before training, it
+    is replaced, with a warning.
     """
-    dropped = set(_only_theirs(model))
-    found = {k: v.detach().clone() for k, v in state.items() if k not in dropped}
-    found = {k: v for k, v in found.items() if not k.endswith("X_0")}
+    expected = model.state_dict()
+    dropped = _only_theirs(expected).keys() | {key for key in state if key.endswith("X_0")}
+    ours = {key: value.detach().clone() for key, value in state.items() if key not in dropped}
     advice = "Build the model with the authors' width, features, classes and norm_type"
-    check_fits(found, model.state_dict(), "the state_dict", advice)
-    mended = [key for key in found if key.endswith("_orig") and _mend(found, key)]
-    if mended:
+    check_fits(ours, expected, "the state_dict", advice)
+    replaced = [key for key in ours if key.endswith("_orig") and _replace_estimate(ours, key)]
+    if replaced:
         warnings.warn(
-            f"{len(mended)} spectral norms were zero or negative, {mended[0]} first: their vectors "
-            f"were renewed by {POWER_STEPS} power iterations",
+            f"{len(replaced)} spectral norms were zero or negative, {replaced[0]} first: their "
+            f"vectors were renewed by {POWER_STEPS} power iterations",
             stacklevel=2,
         )
-    return found
+    return ours
 
 
-def to_authors(model: nn.Module) -> dict[str, Tensor]:
-    """The weights of a model as the authors' programs read them, without `X_0`."""
-    state = {key: value.detach().clone() for key, value in model.state_dict().items()}
-    like = next(iter(state.values()))
-    return state | {key: like.new_zeros(shape) for key, shape in _only_theirs(model).items()}
+def to_authors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state_dict of ours as the authors' programs read it, without `X_0`."""
+    return {key: value.detach().clone() for key, value in state.items()} | _only_theirs(state)
 
 
-def _only_theirs(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of what the authors' models hold and nothing depends on."""
-    found: dict[str, tuple[int, ...]] = {}
-    for name, layer in model.named_modules():
-        if isinstance(layer, ImplicitGraph):
-            prefix = f"{name}." if name else ""
-            found[f"{prefix}bias"] = (layer.out_features, 1)
-            if layer.Omega_2 is None:  # its parts under a norm are those of its twin
-                twin = {k: v for k, v in layer.state_dict().items() if k.startswith("Omega_1")}
-                for key, value in twin.items():
-                    found[prefix + key.replace("Omega_1", "Omega_2")] = tuple(value.shape)
-    return found
+def _only_theirs(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return zeros for the tensors that the authors' network has beside a state_dict of ours."""
+    added: dict[str, Tensor] = {}
+    for key in state:
+        layer, name, ending = key.partition("Omega_1")  # every implicit layer has one
+        if not name or (layer and not layer.endswith(".")):
+            continue
+        W = _weight(state, f"{layer}W")
+        added[f"{layer}bias"] = W.new_zeros(len(W), 1)
+        if not any(other.startswith(f"{layer}Omega_2") for other in state):
+            added[f"{layer}Omega_2{ending}"] = torch.zeros_like(state[key])
+    return added
 
 
-def _mend(state: dict[str, Tensor], key: str) -> bool:
-    """Renew u and v of a weight if they give a norm that is not positive."""
+def _weight(state: Mapping[str, Tensor], name: str) -> Tensor:
+    """Return the tensor with the shape of a weight, which a norm may have renamed."""
+    matching = [state[name + ending] for ending in _WHOLE if name + ending in state]
+    if not matching or matching[0].dim() != 2:
+        some = ", ".join(list(state)[:5])
+        raise CheckpointError(
+            f"these are not the weights of this IGNN: there is no matrix {name}; there are {some}"
+        )
+    return matching[0]
+
+
+def _replace_estimate(state: dict[str, Tensor], key: str) -> bool:
+    """Renew u and v of a weight if they give a norm that is not positive; return whether so."""
     stem = key.removesuffix("_orig")
     W, u, v = state[key], state[f"{stem}_u"], state[f"{stem}_v"]
     if bool(u @ W @ v > 0) or not bool(W.any()):

@@ -1,4 +1,4 @@
-"""Labelled graphs as tensors: what a task trains on, chains made by rule, and splits."""
+"""Labelled graphs as tensors, graphs made by rule, and splits."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deq_zoo.ignn.facts import numbered
 from deq_zoo.ignn.graph import MARGIN, Graphs, normalised_edges
 from deq_zoo.task import generator
 
 
 @dataclass(frozen=True, eq=False)
 class NodeSet:
-    """One graph with labelled nodes, some to train on, some to choose by, some to judge by.
+    """One graph with labelled nodes, split for training, validation and test.
 
     Args:
         edges: (2, E), sources and targets.
         x: (N, p) features; None if every node is its own feature.
         y: (N,) classes or (N, C) labels, each 0 or 1.
-        train: indices of nodes, like `val` and `test`.
+        train: indices of nodes.
+        val: indices of other nodes.
+        test: indices of still other nodes.
     """
 
     edges: Tensor
@@ -32,28 +35,36 @@ class NodeSet:
 
     @property
     def features(self) -> int:
+        """Return the number of features of each node."""
         return len(self.y) if self.x is None else self.x.shape[1]
 
     @property
-    def classes(self) -> int:
-        return self.y.shape[1] if self.y.dim() == 2 else int(self.y.max()) + 1
+    def names(self) -> tuple[str, ...]:
+        """Return the names of classes or labels: their numbers."""
+        return numbered(count_classes(self.y))
 
     def graph(self) -> Graphs:
-        """Its normalised adjacency with self-loops; similar to a stochastic one, its root is 1."""
+        """Return the normalised adjacency with loops; its Perron root is 1, with a margin.
+
+        The adjacency is similar to a stochastic matrix.
+        """
         edges, weight = normalised_edges(self.edges, len(self.y))
         return Graphs.from_edges(edges, len(self.y), weight, rho=1 + MARGIN)
 
 
 @dataclass(frozen=True, eq=False)
 class GraphSet:
-    """Many graphs, in a row, with labels for graphs or for nodes.
+    """Many graphs, in a row, with classes of graphs or labels of nodes.
 
     Args:
         edges: (2, E) with nodes numbered over all graphs.
         sizes: nodes of each graph.
         x: (N, p) features of nodes.
         y: (G,) classes of graphs or (N, C) labels of nodes, each 0 or 1.
-        train: which graphs to train on, like `val` and `test`; empty if there is no split yet.
+        train: numbers of the training graphs; empty if there is no split yet.
+        val: numbers of the validation graphs.
+        test: numbers of the test graphs.
+        class_names: the names in the data; empty if it has none.
     """
 
     edges: Tensor
@@ -63,19 +74,23 @@ class GraphSet:
     train: tuple[int, ...] = ()
     val: tuple[int, ...] = ()
     test: tuple[int, ...] = ()
+    class_names: tuple[str, ...] = ()
 
     @property
     def features(self) -> int:
+        """Return the number of features of each node."""
         return self.x.shape[1]
 
     @property
-    def classes(self) -> int:
-        return self.y.shape[1] if self.y.dim() == 2 else int(self.y.max()) + 1
+    def names(self) -> tuple[str, ...]:
+        """Return the names of classes or labels; numbers if the data has none."""
+        return self.class_names or numbered(count_classes(self.y))
 
     def split(self, folds: int, fold: int, seed: int) -> GraphSet:
-        """Fold `fold` to judge by, the next one to choose by, the others to train on.
+        """Return the set with fold `fold` as test, the next one as validation, others as training.
 
-        Every class is dealt out to the folds in turn, in an order that `seed` decides.
+        The graphs of every class are dealt out to the folds in turn, in an order that `seed`
+        decides.
         """
         if folds < 3 or not 0 <= fold < folds:
             raise ValueError(f"needs at least 3 folds and one of them, got {fold} of {folds}")
@@ -97,7 +112,7 @@ class GraphSet:
         return replace(self, train=train, val=val, test=test)
 
     def graphs(self, normalise: bool, rho: float | None = None) -> list[Graphs]:
-        """Each graph on its own, with its Perron root or a given one."""
+        """Return each graph on its own, with its Perron root or a given one."""
         owner = torch.repeat_interleave(torch.tensor(self.sizes))[self.edges[0]]
         order = owner.argsort(stable=True)
         counts = torch.bincount(owner, minlength=len(self.sizes)).tolist()
@@ -112,7 +127,7 @@ class GraphSet:
         return made
 
     def rows(self) -> list[slice]:
-        """Where the nodes of each graph are."""
+        """Return the rows of the nodes of each graph."""
         ends = torch.tensor((0, *self.sizes)).cumsum(0).tolist()
         return [slice(a, a + size) for a, size in zip(ends, self.sizes, strict=False)]
 
@@ -120,10 +135,10 @@ class GraphSet:
 def chains(
     length: int = 10, chains: int = 20, classes: int = 2, features: int = 100, seed: int = 42
 ) -> NodeSet:
-    """Chains whose first node alone knows their class: how far does a network see?
+    """Return chains whose first node alone carries their class: how far does a network see?
 
-    Directed edges lead from each node to the next. 20 random nodes are trained on, 100 chosen by
-    and 200 judged by; if there are fewer than 400, shares of the same size.
+    Directed edges lead from each node to the next. 20 random nodes are for training, 100 for
+    validation and 200 for the test; if there are fewer than 400, shares of the same size.
     """
     if min(length, chains, classes) < 1 or features < classes:
         raise ValueError(
@@ -147,7 +162,14 @@ def chains(
 
 
 def split_by_class(y: Tensor, train: int, val: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """So many random nodes of every class to train on and to choose by; the rest to judge by."""
+    """Return random nodes of every class for training, for validation, and all others for the test.
+
+    Args:
+        y: (N,) classes.
+        train: nodes of each class for training.
+        val: nodes of each class for validation.
+        seed: decides which.
+    """
     parts: tuple[list[Tensor], ...] = ([], [], [])
     for label in y.unique():
         members = torch.nonzero(y == label).flatten()
@@ -161,7 +183,7 @@ def split_by_class(y: Tensor, train: int, val: int, seed: int) -> tuple[Tensor, 
 
 
 def random_graphs(count: int = 40, seed: int = 0) -> GraphSet:
-    """Small rings and stars of random sizes, for tests; a node's feature is its degree."""
+    """Return small rings and stars of random sizes, for tests; a node's feature is its degree."""
     g = generator("rings and stars", seed)
     edges, sizes, first = [], [], 0
     for k in range(count):
@@ -176,7 +198,20 @@ def random_graphs(count: int = 40, seed: int = 0) -> GraphSet:
     every = torch.cat(edges, dim=1)
     degree = torch.bincount(every[0], minlength=first).clamp(1, 3)
     x = torch.nn.functional.one_hot(degree - 1, 3).float()
-    return GraphSet(every, tuple(sizes), x, torch.arange(count) % 2)
+    y = torch.arange(count) % 2
+    return GraphSet(every, tuple(sizes), x, y, class_names=("star", "ring"))
+
+
+def divide_by_sums(x: Tensor) -> Tensor:
+    """Return rows of features divided by their sums; rows that add up to 0 stay."""
+    total = x.sum(dim=1, keepdim=True)
+    shares: Tensor = x / torch.where(total == 0, 1.0, total)
+    return shares
+
+
+def count_classes(y: Tensor) -> int:
+    """Return the number of labels (N, C), or of classes from 0 to the largest of (N,)."""
+    return y.shape[1] if y.dim() == 2 else int(y.max()) + 1
 
 
 def _places(mask: Tensor) -> tuple[int, ...]:

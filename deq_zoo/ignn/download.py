@@ -1,4 +1,4 @@
-"""Public sets from the network, if asked for."""
+"""Downloads of public data sets, if the user asks for them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ PLANETOID = ("cora", "citeseer", "pubmed")
 
 
 def download(root: str | Path | None, name: str) -> None:
-    """Let PyG fetch Planetoid, PPI, Amazon Photo or a TU set into a folder; needs the network."""
+    """Download Planetoid, PPI, Amazon Photo or a TU set into a folder by means of PyG."""
     if name in ("amazon", "chains", "rings"):
         why = "PyG does not have its files" if name == "amazon" else "it is made by rule"
         raise ZooError(f"{name} cannot be downloaded, since {why}: drop download=true")
     if root is None:
         raise ZooError("download=true needs a folder to put the files into: name a --data-dir")
-    datasets = optional("torch_geometric.datasets", "ignn", "downloads")
+    datasets = optional("torch_geometric.datasets", "ignn", "downloads of graphs")
     try:
         if name in PLANETOID:
             datasets.Planetoid(str(root), name)

@@ -14,6 +14,6 @@ FAMILY = Family(
     ),
     packages=("networkx", "torchmetrics"),
     install="pip install 'torchdeq[ignn]'",
-    predicts="Graphs in .npz files; their classes are printed.",
+    predicts="Graphs in .npz files; their classes are printed, with --out also written as CSV.",
     converter="deq_zoo.ignn.convert",
 )

@@ -17,7 +17,7 @@ from deq_zoo.errors import DataError
 
 
 class SparseRows:
-    """A sparse matrix by rows, and the stand-in for scipy's in a pickle."""
+    """A sparse matrix by rows; it stands in for scipy's class in a pickle."""
 
     data: NDArray[Any]
     indices: NDArray[Any]
@@ -25,19 +25,22 @@ class SparseRows:
     _shape: tuple[int, int]
 
     @classmethod
-    def of(cls, held: dict[str, NDArray[Any]], prefix: str) -> SparseRows:
+    def of(cls, arrays: dict[str, NDArray[Any]], prefix: str) -> SparseRows:
+        """Return the matrix whose arrays have names that begin with `prefix`."""
         made = cls()
-        made.indices, made.indptr = held[f"{prefix}_indices"], held[f"{prefix}_indptr"]
-        made.data = held.get(f"{prefix}_data", np.ones(len(made.indices)))
-        rows, columns = held[f"{prefix}_shape"].tolist()
+        made.indices, made.indptr = arrays[f"{prefix}_indices"], arrays[f"{prefix}_indptr"]
+        made.data = arrays.get(f"{prefix}_data", np.ones(len(made.indices)))
+        rows, columns = arrays[f"{prefix}_shape"].tolist()
         made._shape = rows, columns
         return made
 
     @property
     def shape(self) -> tuple[int, int]:
+        """Return rows and columns."""
         return self._shape
 
     def dense(self) -> NDArray[np.float32]:
+        """Return the matrix with all its zeros."""
         if len(self.indices) and self.indices.min() < 0:
             raise ValueError("a sparse matrix has a negative column")
         full = np.zeros(self.shape, dtype=np.float32)
@@ -45,7 +48,7 @@ class SparseRows:
         return full
 
 
-#: What code meets that expected another content.
+#: Errors of code that expected another content.
 _UNEXPECTED = (
     ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RuntimeError
 )  # fmt: skip
@@ -60,7 +63,7 @@ def read_pickle(path: Path) -> Any:
 
 
 def read_table(path: Path, dtype: Any, delimiter: str | None = None) -> NDArray[Any]:
-    """The numbers of a text file, by lines and columns."""
+    """Read the numbers of a text file, by lines and columns."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "loadtxt: input contained no data")
@@ -71,7 +74,7 @@ def read_table(path: Path, dtype: Any, delimiter: str | None = None) -> NDArray[
 
 @contextmanager
 def taking_apart(path: Path) -> Iterator[None]:
-    """Blame the file, by name, for what cannot be made of its contents."""
+    """Raise errors of the block as `DataError` with the name of the file."""
     try:
         yield
     except _UNEXPECTED as error:
@@ -79,7 +82,13 @@ def taking_apart(path: Path) -> Iterator[None]:
 
 
 def find_file(root: str | Path | None, names: tuple[str, ...], hint: str) -> Path:
-    """The first file of one of these names in a folder or below."""
+    """Return the first file of one of these names in a folder or below.
+
+    Args:
+        root: the folder.
+        names: of files, the best first.
+        hint: the files to put there, for the error.
+    """
     folder = data_folder(root, "this set", hint)
     for name in names:
         for path in sorted(folder.rglob(name)):
@@ -88,7 +97,7 @@ def find_file(root: str | Path | None, names: tuple[str, ...], hint: str) -> Pat
 
 
 def existing(path: Path) -> Path:
-    """The path, if there is such a file."""
+    """Return the path; raise `DataError` if there is no such file."""
     if not path.is_file():
         raise DataError(f"{path.name} is missing in {path.parent}")
     return path

@@ -1,4 +1,4 @@
-"""Graphs as the layers want them: sparse rows, both directions, several side by side.
+"""Graphs as the layers take them: sparse rows, both directions, several side by side.
 
 The weight `A[i, j]` belongs to the edge from node `i` to node `j`; a layer multiplies by
 `A^T`, so messages flow along the edges.
@@ -26,8 +26,8 @@ class Graphs(NamedTuple):
     estimated once, when the graph is made, and goes wherever the graph goes.
 
     Args:
-        incoming: (N, N) sparse rows of `A^T`: what flows into each node.
-        outgoing: (N, N) sparse rows of `A`: the same for gradients.
+        incoming: (N, N) sparse rows of `A^T`, for messages into each node.
+        outgoing: (N, N) sparse rows of `A`, for gradients.
         slots: (N,) place of each node in the padded `(G * n_max)` layout.
         rho: (G,) largest eigenvalue of `|A|` of each graph, with a margin.
         sizes: nodes of each graph.
@@ -50,17 +50,17 @@ class Graphs(NamedTuple):
         sizes: Sequence[int] | None = None,
         rho: float | None = None,
     ) -> Graphs:
-        """A graph from its edges; edges given several times add up.
+        """Return a graph made from its edges; weights of repeated edges add up.
 
         Args:
             edge_index: (2, E) integers: sources, then targets.
-            nodes: how many there are.
+            nodes: the number of nodes.
             weight: (E,) weights of the edges, 1 by default; they are constants.
             sizes: nodes of each graph, in order, if there are several.
-            rho: the Perron root, if it is known, with a margin.
+            rho: the Perron root with a margin; None estimates that of each graph.
         """
         sizes = (nodes,) if sizes is None else tuple(int(size) for size in sizes)
-        _check_edges(edge_index, nodes, weight, sizes)
+        check_graph(edge_index, nodes, weight, sizes)
         source, target = edge_index.long()
         if weight is None:
             weight = torch.ones(len(source), device=source.device)
@@ -70,13 +70,13 @@ class Graphs(NamedTuple):
         if rho is None:
             roots = perron_roots(incoming, sizes) + MARGIN
         else:
-            known = _positive(rho)
-            roots = torch.full((len(sizes),), known, dtype=torch.float64, device=source.device)
+            rho = _positive(rho)
+            roots = torch.full((len(sizes),), rho, dtype=torch.float64, device=source.device)
         return cls(incoming, outgoing, slots, roots, sizes, _are_alike(roots))
 
     @classmethod
     def union(cls, parts: Sequence[Graphs]) -> Graphs:
-        """Graphs side by side, without edges between them; nothing is estimated again."""
+        """Return graphs side by side, without edges between them; their Perron roots are kept."""
         if not parts:
             raise ValueError("a union needs at least one graph")
         if len(parts) == 1:
@@ -94,19 +94,21 @@ class Graphs(NamedTuple):
         )
 
     def __deepcopy__(self, memo: Any) -> Graphs:
-        """Torch copies sparse rows by `clone` only."""
+        """Return a copy made with `clone`: torch copies sparse rows by nothing else."""
         return self._replace(**{name: getattr(self, name).clone() for name in self._fields[:4]})
 
     @property
     def nodes(self) -> int:
+        """Return the number of nodes of all graphs together."""
         return self.incoming.shape[0]
 
     @property
     def dtype(self) -> torch.dtype:
+        """Return the dtype of the adjacency."""
         return self.incoming.dtype
 
     def to(self, target: torch.device | torch.dtype) -> Graphs:
-        """On another device, or with weights of another dtype; `rho` keeps its own."""
+        """Return the graphs on a device, or with weights of a dtype; `rho` keeps its dtype."""
         if isinstance(target, torch.dtype):
             if target == self.dtype:
                 return self
@@ -116,15 +118,15 @@ class Graphs(NamedTuple):
         return self._replace(**moved)
 
     def with_rho(self, rho: float) -> Graphs:
-        """With one value for all graphs; the largest of several ties them as published."""
+        """Return the graphs with one Perron root for all; published code takes the largest."""
         return self._replace(rho=torch.full_like(self.rho, _positive(rho)), alike=True)
 
     def propagate(self, x: Tensor) -> Tensor:
-        """`A^T x` for (N, d), in the precision of the adjacency."""
+        """Return `A^T x` for (N, d), computed in the precision of the adjacency."""
         return multiply(Both(self.incoming, self.outgoing), x.to(self.dtype)).to(x.dtype)
 
     def pad(self, x: Tensor) -> Tensor:
-        """(N, d) as (G, n_max, d): one sample per graph, zeros where there is no node."""
+        """Return (N, d) as (G, n_max, d): one sample per graph, padded with zeros."""
         graphs, most = len(self.sizes), max(self.sizes)
         if graphs * most == self.nodes:
             return x.reshape(graphs, most, x.shape[1])
@@ -132,17 +134,17 @@ class Graphs(NamedTuple):
         return blank.index_copy(0, self.slots, x).view(graphs, most, x.shape[1])
 
     def gather(self, z: Tensor) -> Tensor:
-        """(G, n_max, d) as (N, d): the inverse of `pad`."""
+        """Return (G, n_max, d) as (N, d): the inverse of `pad`."""
         flat = z.reshape(-1, z.shape[-1])
         return flat if len(flat) == self.nodes else flat.index_select(0, self.slots)
 
     def pool(self, x: Tensor) -> Tensor:
-        """(G, d) sums of (N, d) over the nodes of each graph."""
+        """Return the sums (G, d) of (N, d) over the nodes of each graph."""
         return self.pad(x).sum(dim=1)
 
 
 def as_graphs(graph: Any) -> Graphs:
-    """What `Graphs`, a square sparse tensor, or PyG's `Data` and `Batch` describe.
+    """Return `Graphs`, a square sparse tensor, or PyG's `Data` and `Batch` as `Graphs`.
 
     The Perron roots are estimated at every call: convert once and keep the result. `edge_weight`
     of PyG's data counts, `edge_attr` does not. Data without `edge_index` may have an `adj_t`,
@@ -158,19 +160,25 @@ def as_graphs(graph: Any) -> Graphs:
             )
         edges = graph.to_sparse_coo().coalesce()
         return Graphs.from_edges(edges.indices(), graph.shape[0], edges.values())
-    edge_index, weight = getattr(graph, "edge_index", None), getattr(graph, "edge_weight", None)
-    turned = getattr(graph, "adj_t", None)
-    if edge_index is None and isinstance(turned, Tensor) and turned.layout != torch.strided:
-        edges = turned.to_sparse_coo().coalesce()
-        edge_index, weight = edges.indices().flip(0), edges.values()
-    if not isinstance(edge_index, Tensor):
+    edge_index, weight = edges_of(graph)
+    if edge_index is None:
         raise TypeError(
             "a graph comes as Graphs, as a sparse tensor, or as an object with num_nodes and "
             "edge_index, or adj_t as a sparse tensor of torch, like PyG's Data: got "
             f"{type(graph).__name__}"
         )
     nodes = int(graph.num_nodes)
-    return Graphs.from_edges(edge_index, nodes, weight, _sizes_in_batch(graph, nodes))
+    return Graphs.from_edges(edge_index, nodes, weight, sizes_in_batch(graph, nodes))
+
+
+def edges_of(graph: Any) -> tuple[Tensor | None, Tensor | None]:
+    """Return edges and weights of an object like PyG's `Data`; None for those it lacks."""
+    edge_index, weight = getattr(graph, "edge_index", None), getattr(graph, "edge_weight", None)
+    transposed = getattr(graph, "adj_t", None)
+    if edge_index is None and isinstance(transposed, Tensor) and transposed.layout != torch.strided:
+        edges = transposed.to_sparse_coo().coalesce()
+        return edges.indices().flip(0), edges.values()
+    return edge_index if isinstance(edge_index, Tensor) else None, weight
 
 
 def normalised_edges(
@@ -193,10 +201,12 @@ def normalised_edges(
     return edges, (scale[edges[0]] * values * scale[edges[1]]).to(weight.dtype)
 
 
-def _check_edges(
-    edge_index: Tensor, nodes: int, weight: Tensor | None, sizes: tuple[int, ...]
+def check_graph(
+    edge_index: Tensor, nodes: int, weight: Tensor | None, sizes: Sequence[int]
 ) -> None:
-    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.is_floating_point():
+    """Raise `ValueError` unless edges, weights and sizes of graphs fit together."""
+    whole = not (edge_index.is_floating_point() or edge_index.dtype == torch.bool)
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or not whole:
         raise ValueError(
             f"edge_index must be (2, E) integers, got {tuple(edge_index.shape)} {edge_index.dtype}"
         )
@@ -224,17 +234,18 @@ def _check_edges(
             raise ValueError("an edge joins two of the graphs: check the sizes and their order")
 
 
-def _sizes_in_batch(graph: Any, nodes: int) -> list[int] | None:
-    """Nodes of each graph of PyG's data, if it holds several."""
+def sizes_in_batch(graph: Any, nodes: int) -> list[int] | None:
+    """Return the nodes of each graph from `ptr` or `batch` of PyG's data; None without both."""
     ends, owner = getattr(graph, "ptr", None), getattr(graph, "batch", None)
     if ends is not None:
         return [b - a for a, b in pairwise(ends.tolist())]
     if owner is None:
         return None
-    if owner.shape != (nodes,) or not bool((owner.diff() >= 0).all()):
+    whole = not owner.is_floating_point() and owner.shape == (nodes,)
+    if not whole or not bool((owner.diff() >= 0).all()) or bool((owner[:1] < 0).any()):
         raise ValueError(
-            f"batch must give the graph of each of {nodes} nodes, in rising order, got "
-            f"{tuple(owner.shape)}: sort the nodes by their graphs"
+            f"batch must give the graph of each of {nodes} nodes, counted from 0, in rising order, "
+            f"got {tuple(owner.shape)} {owner.dtype}: sort the nodes by their graphs"
         )
     counts = torch.bincount(owner, minlength=int(getattr(graph, "num_graphs", None) or 1))
     sizes: list[int] = counts.tolist()

@@ -44,7 +44,7 @@ class ImplicitGraph(nn.Module):
         out_features: width of the states.
         kappa: in (0, 1); None leaves W alone.
         self_term: whether $X \Omega_2^\top$ is part of B.
-        start: where the solver starts: at B, or at zeros.
+        start: where the solver starts without a `z0`: at B, or at zeros.
         init: of W: `uniform` within $\pm m^{-1/2}$, as published, or `identity`, which
             the projection makes the layer that forgets least on the way along a path.
         phi: applied entry by entry; its slope must lie in [-1, 1].
@@ -96,7 +96,7 @@ class ImplicitGraph(nn.Module):
     def forward(
         self, x: Tensor | None, graph: Any, z0: Tensor | None = None, **call: Any
     ) -> tuple[list[Tensor], SolverStat]:
-        """The states in equilibrium: those that training samples, or the one of evaluation.
+        """Return the states in equilibrium that training samples, or the one of evaluation.
 
         Args:
             x: features of the nodes; None stands for the identity matrix.
@@ -117,6 +117,10 @@ class ImplicitGraph(nn.Module):
         def f(z: Tensor) -> Tensor:
             return self.step(z, W, B, graph, rows)
 
+        if z0 is not None and z0.shape != B.shape:
+            raise ValueError(
+                f"z0 must be {tuple(B.shape)}, a state for each node, got {tuple(z0.shape)}"
+            )
         if z0 is None:
             z0 = B.detach() if self.start == "injection" else torch.zeros_like(B)
         dtype = self.Omega_1.dtype  # B's own may be autocast's
@@ -124,7 +128,7 @@ class ImplicitGraph(nn.Module):
         return [graph.gather(z) for z in states], stats
 
     def inject(self, x: Tensor | None, graph: Graphs) -> Tensor:
-        """B, (N, out_features)."""
+        """Return B, (N, out_features)."""
         if x is None:
             if graph.nodes != self.in_features:
                 raise ValueError(
@@ -145,7 +149,7 @@ class ImplicitGraph(nn.Module):
         return B if self.Omega_2 is None else B + x @ self.Omega_2.mT
 
     def weight(self, graph: Graphs) -> Tensor:
-        """W as f uses it: (m, m), or (G, m, m) if the graphs have different Perron roots."""
+        """Return W as f uses it: (m, m), or (G, m, m) if Perron roots differ."""
         if self.kappa is None:
             return self.W
         if graph.alike:
@@ -155,22 +159,22 @@ class ImplicitGraph(nn.Module):
     def step(
         self, z: Tensor, W: Tensor, B: Tensor, graph: Graphs, rows: Both | None = None
     ) -> Tensor:
-        """One application of f to padded states (G, n_max, m); padding stays zero."""
+        """Return f of padded states (G, n_max, m); padding stays zero."""
         shared = W.dim() == 2
         y = times_transposed(graph.gather(z), W, rows) if shared else graph.gather(z @ W.mT)
         return graph.pad(self.phi(graph.propagate(y) + B))
 
     @torch.no_grad()
     def project_(self, rho: float) -> None:
-        """Projected gradient descent: put the parameter W itself into the ball of a graph.
+        """Project the parameter W itself into the ball of a graph: projected gradient descent.
 
-        For after an optimiser's step; with a norm, or without kappa, there is nothing to do.
+        Call it after an optimiser's step. With a norm, or without `kappa`, it does nothing.
         """
         if self.kappa is not None and "W" in self._parameters:
             self.W.copy_(project_rows(self.W, self.kappa / rho))
 
     def well_posedness(self, graph: Any) -> WellPosedness:
-        """How safe the fixed point is on these graphs, with the parameters as they are now."""
+        """Return how safe the fixed point is on graphs, with the parameters as they are now."""
         modes = [(module, module.training) for module in self.modules()]
         self.eval()  # a norm is computed anew, its estimates stay
         try:
@@ -187,7 +191,7 @@ class ImplicitGraph(nn.Module):
         return f"{self.in_features}, {self.out_features}, kappa={self.kappa}, start={self.start!r}"
 
     def _fitting(self, graph: Any) -> Graphs:
-        """The graph in a precision that does not spoil the layer's."""
+        """Return the graph in the precision of the layer, or in single if that is less."""
         return as_graphs(graph).to(torch.promote_types(self.Omega_1.dtype, torch.float32))
 
 

@@ -18,8 +18,8 @@ EXACT = DEQConfig(
     norm_type="none", ift=True, f_max_iter=100, f_tol=1e-4, f_stop_mode="rel", b_max_iter=100,
     b_tol=1e-4,
 )  # fmt: skip
-#: What a long chain needs: states that fade slowly, and both solves to the last step, since what
-#: arrives at the far end is small beside what the first nodes hold.
+#: For long chains: states that fade slowly, and the whole budget in both solves, since the signal
+#: at the far end is small beside the states of the first nodes.
 LONG = IGNNConfig(width=16, kappa=0.98, dropout=0.0, unit=True, start="zeros", init="identity")
 FAR = DEQConfig(norm_type="none", ift=True, f_max_iter=300, f_tol=0.0, b_max_iter=300, b_tol=0.0)
 
@@ -31,13 +31,13 @@ def ignn_ppi_large() -> Preset:
         task=TissueTask(net=IGNNConfig(width=256, kappa=0.98), deq=CLIPPED),
         optim=Adam(lr=5e-3),
         epochs=1000,
-        target=Target("test_micro_f1", 98.0, "paper, PPI, phantom gradient, median of six seeds"),
+        target=Target("micro_f1", 98.0, "paper, PPI, phantom gradient, median of six seeds"),
     )
 
 
 @PRESETS.register("ignn-ppi-small")
 def ignn_ppi_small() -> Preset:
-    """The same at width 32, for a processor; OhmNet's labels are not the paper's."""
+    """Proteins in new tissues at width 32, for a CPU; OhmNet's labels are not the paper's."""
     return Preset(
         task=TissueTask(net=IGNNConfig(width=32, kappa=0.98), deq=CLIPPED),
         optim=Adam(lr=5e-3),
@@ -61,7 +61,7 @@ def ignn_amazon_all() -> Preset:
 
 @PRESETS.register("ignn-chains-10")
 def ignn_chains_10() -> Preset:
-    """Chains of 10 nodes as published: the class is known at one end only."""
+    """Chains of 10 nodes as published: only one end carries the class."""
     return Preset(
         task=NodeTask(
             net=IGNNConfig(width=16, kappa=0.9, unit=True, start="zeros"),
@@ -77,7 +77,7 @@ def ignn_chains_10() -> Preset:
 
 @PRESETS.register("ignn-quick")
 def ignn_quick() -> Preset:
-    """Chains of 100 nodes: who sees the far end? About a minute on two cores."""
+    """Chains of 100 nodes whose first node carries the class; about a minute on two cores."""
     return Preset(
         task=NodeTask(
             net=LONG,

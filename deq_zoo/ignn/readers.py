@@ -1,6 +1,6 @@
 """Public data sets of graphs from disk, in the forms in which they are published.
 
-Nothing is downloaded unless asked for, and pickles may hold arrays only.
+Pickles may hold arrays only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from deq_zoo.arrays import read_archive, read_array, require
 from deq_zoo.errors import DataError, MissingPackage
-from deq_zoo.ignn.data import GraphSet, NodeSet, split_by_class
+from deq_zoo.ignn.data import GraphSet, NodeSet, divide_by_sums, split_by_class
 from deq_zoo.ignn.edges import check_edges, check_rows, checked_splits, edge_pairs, once, undirected
 from deq_zoo.ignn.files import (
     SparseRows,
@@ -31,7 +31,7 @@ from deq_zoo.packages import install
 
 
 def planetoid(root: str | Path | None, name: str) -> NodeSet:
-    """Cora, Citeseer or Pubmed with the split of the Planetoid files.
+    """Read Cora, Citeseer or Pubmed with the split of the Planetoid files.
 
     Reads `<name>.npz`, or `ind.<name>.allx` and its companions.
     """
@@ -53,23 +53,23 @@ def _planetoid_files(folder: Path, name: str) -> NodeSet:
     order = read_table(test_index, np.int64).ravel()
     x, y = parts["allx"].dense(), parts["ally"]
     tx, ty = parts["tx"].dense(), parts["ty"]
-    known, n = len(y), max(len(y), int(order.max(initial=-1)) + 1)
+    with_rows, n = len(y), max(len(y), int(order.max(initial=-1)) + 1)
     pairs = edge_pairs((i, j) for i, ends in parts["graph"].items() for j in ends)
-    check_rows(folder / f"ind.{name}.allx", known, x)
+    check_rows(folder / f"ind.{name}.allx", with_rows, x)
     check_rows(test_index, len(order), tx, ty)
     check_edges(folder / f"ind.{name}.graph", pairs, (n,))
     labelled = len(parts["y"])
     features, labels = np.zeros((n, x.shape[1]), np.float32), np.zeros((n, y.shape[1]), np.int64)
-    features[:known], labels[:known] = x, y  # some test nodes have no row
+    features[:with_rows], labels[:with_rows] = x, y  # some test nodes have no row
     features[order], labels[order] = tx, ty
     return checked_splits(
         test_index,
         NodeSet(
             undirected(pairs),
-            _rows_to_one(torch.from_numpy(features)),
+            divide_by_sums(torch.from_numpy(features)),
             torch.from_numpy(labels).argmax(1),
             torch.arange(labelled),
-            torch.arange(labelled, max(labelled, min(labelled + 500, known))),
+            torch.arange(labelled, max(labelled, min(labelled + 500, with_rows))),
             torch.from_numpy(np.sort(order)),
         ),
     )
@@ -82,7 +82,10 @@ _PLANETOID_PARTS = {
 
 
 def amazon_photo(root: str | Path | None, seed: int = 0) -> NodeSet:
-    """Co-purchases of photographic goods; 20 nodes of each class to train on, 30 to choose by."""
+    """Read co-purchases of photographic goods.
+
+    20 nodes of each class are for training, 30 for validation, the others for the test.
+    """
     names = ("amazon_photo.npz", "amazon_electronics_photo.npz")
     path = find_file(root, names, " or ".join(names))
     with taking_apart(path):
@@ -90,9 +93,10 @@ def amazon_photo(root: str | Path | None, seed: int = 0) -> NodeSet:
 
 
 def amazon(root: str | Path | None, portion: str = "0.06", seed: int = 0) -> NodeSet:
-    """Amazon's multi-label products, `adj_list.txt` and its companions; features are nodes.
+    """Read Amazon's multi-label products, `adj_list.txt` and its companions.
 
-    The files have no nodes to choose a model by: a tenth of the training nodes are taken for that.
+    Every node is its own feature. The files have no validation nodes: a tenth of the training nodes
+    serve.
     """
     needed = f"adj_list.txt, label.txt, meta.txt, train_idx-{portion}.txt, test_idx.txt"
     folder = find_file(root, ("adj_list.txt",), needed).parent
@@ -115,10 +119,10 @@ def amazon(root: str | Path | None, portion: str = "0.06", seed: int = 0) -> Nod
 
 
 def ppi(root: str | Path | None) -> GraphSet:
-    """Proteins in 24 tissues with 121 labels: PyG's raw files, or OhmNet's graphs as an archive.
+    """Read proteins in 24 tissues with 121 labels: PyG's raw files, or OhmNet's as an archive.
 
-    The archive has 20 graphs to train on and 2 to validate on, and labels of its own. Here the 2
-    are judged by, and the last 2 of the others chosen by.
+    The archive has 20 graphs to train on and 2 to validate on, and labels of its own. Here these 2
+    are the test graphs, and the last 2 of the others the validation graphs.
     """
     hint = (
         "train_graph.json, train_feats.npy, train_labels.npy and train_graph_id.npy, and the same "
@@ -130,7 +134,7 @@ def ppi(root: str | Path | None) -> GraphSet:
 
 
 def tu(root: str | Path | None, name: str) -> GraphSet:
-    """A set of TU Dortmund: `<name>_A.txt` and its companions, or `<name>.npz`.
+    """Read a set of TU Dortmund: `<name>_A.txt` and its companions, or `<name>.npz`.
 
     MUTAG comes with the package grakel and needs no folder.
     """
@@ -169,38 +173,38 @@ def _graphsage(folder: Path) -> GraphSet:
         ys.append(torch.from_numpy(y))
         nodes += len(x)
     if not all(splits):
-        raise DataError(f"{folder} must hold graphs to train on, to choose by and to judge by")
-    return GraphSet(
-        once(torch.cat(edges, dim=1)), tuple(sizes), torch.cat(xs), torch.cat(ys), *splits
-    )
+        raise DataError(f"{folder} must hold graphs for training, validation and test")
+    train, val, test = splits
+    every = once(torch.cat(edges, dim=1))
+    return GraphSet(every, tuple(sizes), torch.cat(xs), torch.cat(ys), train, val, test)
 
 
 def _links(path: Path) -> tuple[Tensor, bool]:
-    """Edges of a graph as networkx writes it, and whether they have a direction."""
+    """Read the edges of a graph as networkx writes it, and whether they have a direction."""
     with taking_apart(path):
-        told = json.loads(existing(path).read_text())
-        links = told.get("links", told.get("edges"))
+        graph = json.loads(existing(path).read_text())
+        links = graph.get("links", graph.get("edges"))
         if links is None:
-            raise DataError(f"{path} has neither links nor edges; it has {', '.join(told)}")
-        return edge_pairs((e["source"], e["target"]) for e in links), bool(told.get("directed"))
+            raise DataError(f"{path} has neither links nor edges; it has {', '.join(graph)}")
+        return edge_pairs((e["source"], e["target"]) for e in links), bool(graph.get("directed"))
 
 
 def _ohmnet(path: Path) -> GraphSet:
-    held = read_archive(
+    arrays = read_archive(
         path, "edge_index", "node_ptr", "split", "x_bits", "x_dim", "y_bits", "y_dim"
     )
     x, y = (
-        torch.from_numpy(np.unpackbits(held[f"{c}_bits"], axis=1)[:, : int(held[f"{c}_dim"])])
+        torch.from_numpy(np.unpackbits(arrays[f"{c}_bits"], axis=1)[:, : int(arrays[f"{c}_dim"])])
         for c in "xy"
     )
-    train, test = (tuple(np.flatnonzero(held["split"] == k).tolist()) for k in (0, 1))
-    edges = torch.from_numpy(held["edge_index"].astype(np.int64))
-    sizes = tuple(np.diff(held["node_ptr"]).tolist())
+    train, test = (tuple(np.flatnonzero(arrays["split"] == k).tolist()) for k in (0, 1))
+    edges = torch.from_numpy(arrays["edge_index"].astype(np.int64))
+    sizes = tuple(np.diff(arrays["node_ptr"]).tolist())
     check_edges(path, edges, sizes, x, y)
-    if len(held["split"]) != len(sizes) or len(train) < 3 or not test:
+    if len(arrays["split"]) != len(sizes) or len(train) < 3 or not test:
         raise DataError(
-            f"{path}: split must say 0 (to train on, at least 3) or 1 (to judge by) for each of "
-            f"{len(sizes)} graphs"
+            f"{path}: split must say 0 (training, at least 3) or 1 (test) for each of {len(sizes)} "
+            "graphs"
         )
     both = undirected(edges)
     return GraphSet(both, sizes, x.float(), y.float(), train[:-2], train[-2:], test)
@@ -226,9 +230,9 @@ def _tu_texts(path: Path, name: str) -> GraphSet:
 
 
 def _tu_archive(path: Path) -> GraphSet:
-    held = read_archive(path, "node_ptr", "edge_index", "node_label", "graph_label")
-    edges = torch.from_numpy(held["edge_index"].astype(np.int64))
-    sizes, kinds, labels = np.diff(held["node_ptr"]), held["node_label"], held["graph_label"]
+    arrays = read_archive(path, "node_ptr", "edge_index", "node_label", "graph_label")
+    edges = torch.from_numpy(arrays["edge_index"].astype(np.int64))
+    sizes, kinds, labels = np.diff(arrays["node_ptr"]), arrays["node_label"], arrays["graph_label"]
     return _graph_set(path, edges, sizes, kinds, labels)
 
 
@@ -239,54 +243,50 @@ def _graph_set(
     if len(labels) != len(sizes):
         raise DataError(f"{where}: {len(sizes)} graphs have {len(labels)} labels")
     kind = torch.from_numpy(np.unique(kinds, return_inverse=True)[1].astype(np.int64))
-    label = torch.from_numpy(np.unique(labels, return_inverse=True)[1].astype(np.int64))
+    names, label = np.unique(labels, return_inverse=True)
     x = torch.nn.functional.one_hot(kind).float()
-    return GraphSet(edges, tuple(int(size) for size in sizes), x, label)
+    y = torch.from_numpy(label.astype(np.int64))
+    nodes = tuple(int(size) for size in sizes)
+    return GraphSet(undirected(edges), nodes, x, y, class_names=tuple(map(str, names.tolist())))
 
 
 def _node_archive(path: Path, seed: int = 0) -> NodeSet:
-    """A graph in the form of Planetoid sets (`x_*`) or of co-purchases (`attr_*`)."""
-    held = read_archive(path)
-    if "edge_index" in held:
-        require(path, held, "y", "x_indices", "x_indptr", "x_shape")
-        edges, prefix, y = held["edge_index"], "x", held["y"]
-    elif "adj_indptr" in held:
+    """Read a graph in the form of Planetoid sets (`x_*`) or of co-purchases (`attr_*`)."""
+    arrays = read_archive(path)
+    if "edge_index" in arrays:
+        require(path, arrays, "y", "x_indices", "x_indptr", "x_shape")
+        edges, prefix, y = arrays["edge_index"], "x", arrays["y"]
+    elif "adj_indptr" in arrays:
         needed = "adj_indices", "labels", "attr_indices", "attr_indptr", "attr_shape"
-        require(path, held, *needed)
-        ends = np.diff(held["adj_indptr"])
-        edges = np.stack((np.repeat(np.arange(len(ends)), ends), held["adj_indices"]))
-        prefix, y = "attr", held["labels"]
+        require(path, arrays, *needed)
+        ends = np.diff(arrays["adj_indptr"])
+        edges = np.stack((np.repeat(np.arange(len(ends)), ends), arrays["adj_indices"]))
+        prefix, y = "attr", arrays["labels"]
     else:
         raise DataError(f"{path} must hold edge_index, x_* and y, or adj_*, attr_* and labels")
-    x = torch.from_numpy(SparseRows.of(held, prefix).dense())
+    x = torch.from_numpy(SparseRows.of(arrays, prefix).dense())
     if y.ndim != 1:
         raise DataError(f"{path} must hold one class for each node, got labels of shape {y.shape}")
     label, pairs = (torch.from_numpy(array.astype(np.int64)) for array in (y, edges))
     check_edges(path, pairs, (len(label),), x)
-    if "train_idx" in held:
-        require(path, held, *(f"{split}_idx" for split in _SPLITS))
-        parts = [torch.from_numpy(held[f"{s}_idx"].astype(np.int64)) for s in _SPLITS]
+    if "train_idx" in arrays:
+        require(path, arrays, *(f"{split}_idx" for split in _SPLITS))
+        parts = [torch.from_numpy(arrays[f"{s}_idx"].astype(np.int64)) for s in _SPLITS]
         train, val, test = parts
     else:
         train, val, test = split_by_class(label, 20, 30, seed)
-    found = NodeSet(undirected(pairs), _rows_to_one(x), label, train, val, test)
-    return checked_splits(path, found)
+    return checked_splits(
+        path, NodeSet(undirected(pairs), divide_by_sums(x), label, train, val, test)
+    )
 
 
 _SPLITS = ("train", "val", "test")
 
 
 def _inside_grakel() -> Path:
-    found = find_spec("grakel")
-    if found is None or found.origin is None:
+    package = find_spec("grakel")
+    if package is None or package.origin is None:
         raise MissingPackage(
             f"MUTAG comes with the package grakel: {install('graphs')}, or name a --data-dir"
         )
-    return Path(found.origin).parent / "tests" / "data" / "MUTAG"
-
-
-def _rows_to_one(x: Tensor) -> Tensor:
-    """Rows that sum to 1; empty ones stay."""
-    total = x.sum(dim=1, keepdim=True)
-    shares: Tensor = x / torch.where(total == 0, 1.0, total)
-    return shares
+    return Path(package.origin).parent / "tests" / "data" / "MUTAG"

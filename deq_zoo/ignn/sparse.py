@@ -1,4 +1,4 @@
-"""Sparse matrices by rows: made from edges, put side by side, multiplied; their Perron roots."""
+"""Sparse matrices by rows: construction, products that differentiate, Perron roots."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Both:
-    """A sparse matrix and its transpose, kept from autograd's eyes."""
+    """A sparse matrix and its transpose, in a container that autograd does not look into."""
 
     forth: Tensor
     back: Tensor
 
 
 class _Propagate(torch.autograd.Function):
-    """A sparse product whose derivative is one in the same layout, at every order."""
+    """A sparse product whose derivatives of every order are sparse products."""
 
     @staticmethod
     def forward(both: Both, x: Tensor) -> Tensor:
@@ -47,13 +47,13 @@ class _Propagate(torch.autograd.Function):
 
 
 def multiply(both: Both, x: Tensor) -> Tensor:
-    """`forth @ x`, differentiable in `x`."""
+    """Return `forth @ x`, differentiable in `x`."""
     product: Tensor = _Propagate.apply(both, x)  # type: ignore[no-untyped-call]
     return product
 
 
 def sparse_rows(row: Tensor, column: Tensor, values: Tensor, n: int) -> Tensor:
-    """(n, n) from places and values; values of the same place add up."""
+    """Return (n, n) from places and values; values of the same place add up."""
     edges = torch.sparse_coo_tensor(
         torch.stack((row, column)), values, (n, n), check_invariants=False
     ).coalesce()
@@ -64,7 +64,7 @@ def sparse_rows(row: Tensor, column: Tensor, values: Tensor, n: int) -> Tensor:
 
 
 def block_diagonal(blocks: list[Tensor]) -> Tensor:
-    """Square matrices as blocks of one."""
+    """Return one matrix with square matrices as its blocks."""
     starts, columns = [blocks[0].crow_indices()[:1]], []
     n = edges = 0
     for block in blocks:
@@ -85,28 +85,28 @@ def _csr(starts: Tensor, columns: Tensor, values: Tensor, n: int) -> Tensor:
 
 @cache
 def _use_csr() -> None:
-    """The first tensor of this layout in a process warns that it is in beta."""
+    """Make the first tensor of this layout, at which torch warns that the layout is in beta."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         torch.eye(1).to_sparse_csr()
 
 
 def sparse_weight(W: Tensor) -> Both | None:
-    """W and its transpose by rows, if that makes products with it faster than the dense one."""
-    known = W.dtype in (torch.float32, torch.float64)  # to the library of sparse products
-    if W.device.type != "cpu" or W.dim() != 2 or len(W) < _WIDE or not known:
+    """Return W and its transpose by rows if products are faster so than with the dense W."""
+    supported = W.dtype in (torch.float32, torch.float64)  # by the library of sparse products
+    if W.device.type != "cpu" or W.dim() != 2 or len(W) < _WIDE or not supported:
         return None
     _use_csr()
     W = W.detach()
     if int(torch.count_nonzero(W)) > _SPARSE * W.numel():
         return None
-    found = [M.to_sparse_csr() for M in (W, W.mT.contiguous())]
-    forth, back = (_csr(M.crow_indices(), M.col_indices(), M.values(), len(W)) for M in found)
+    both = [M.to_sparse_csr() for M in (W, W.mT.contiguous())]
+    forth, back = (_csr(M.crow_indices(), M.col_indices(), M.values(), len(W)) for M in both)
     return Both(forth, back)
 
 
 def times_transposed(x: Tensor, W: Tensor, rows: Both | None) -> Tensor:
-    """`x W^T`, by the sparse rows of W if there are any; differentiable in x and in all of W."""
+    """Return `x W^T`, by sparse rows of W if given; differentiable in x and in all of W."""
     if rows is None or x.dtype != rows.forth.dtype:
         return x @ W.mT
     product: Tensor = _TimesTransposed.apply(x, W, rows)  # type: ignore[no-untyped-call]
@@ -118,7 +118,7 @@ _BLOCK = 128  # rows of x whose product stays in the cache
 
 
 class _TimesTransposed(torch.autograd.Function):
-    """`x W^T` with W mostly zero: sparse towards x, dense towards W."""
+    """`x W^T` with W mostly zero: a sparse gradient for x, a dense one for W."""
 
     @staticmethod
     def forward(x: Tensor, W: Tensor, rows: Both) -> Tensor:
@@ -163,12 +163,12 @@ class _TimesTransposed(torch.autograd.Function):
 def perron_roots(
     adjacency: Tensor, sizes: Sequence[int], steps: int = 4096, tol: float = 1e-11
 ) -> Tensor:
-    """(G,) the largest eigenvalue of `|A|` for each block, by power iteration from ones.
+    """Return (G,) the largest eigenvalue of `|A|` for each block, by power iteration from ones.
 
     Half of the estimate is added to the diagonal, without which bipartite graphs would alternate.
-    Where the gap to the next eigenvalue is tiny, `steps` ends the iteration and the root comes
-    out too small: by 1.5e-5 on a path of 1,000 nodes. The margin of `Graphs`
-    covers that but for 5e-6, for which `kappa < 1` leaves room.
+    Where the gap to the next eigenvalue is tiny, `steps` ends the iteration and the estimate is too
+    small: by 1.5e-5 on a path of 1,000 nodes. The margin of `Graphs` covers that but for 5e-6, for
+    which `kappa < 1` leaves room.
 
     Args:
         adjacency: sparse rows, in blocks.

@@ -1,63 +1,37 @@
-"""Tasks on one graph: classes or labels of its nodes; and what all tasks on graphs share."""
+"""Tasks on one graph: classes or labels of its nodes."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from deq_zoo.errors import ZooError
 from deq_zoo.ignn import readers
-from deq_zoo.ignn.convert import from_authors
+from deq_zoo.ignn.base import PLAIN, IGNNTask, node_loss
 from deq_zoo.ignn.data import NodeSet, chains
 from deq_zoo.ignn.download import download
-from deq_zoo.ignn.graph import Graphs
+from deq_zoo.ignn.facts import GraphFacts
+from deq_zoo.ignn.graph import MARGIN, Graphs
 from deq_zoo.ignn.metrics import f1_scores, oracle_labels
-from deq_zoo.ignn.model import IGNNConfig, NodeIGNN, Output
+from deq_zoo.ignn.model import IGNN, GraphOutput, IGNNConfig, NodeIGNN
 from deq_zoo.metrics import accuracy
 from deq_zoo.record import SolverRecord
-from deq_zoo.task import WHOLE, Evaluation, Loss, Picture, Score, Shard, Task
-from torchdeq import DEQConfig, SolverStat
-
-PLAIN = {"norm_type": "none"}  # options of a DEQ without a norm
-
-
-class IGNNTask(Task):
-    """A task on graphs: options of the network, metrics, and weights of the authors."""
-
-    net: IGNNConfig
-    deq: DEQConfig
-
-    @property
-    def options(self) -> DEQConfig:
-        """The DEQ's options, the norm among them: a config from a file gives every option."""
-        return self.deq.with_options(norm_type=self.deq.norm_type)
-
-    @property
-    @abstractmethod
-    def least_rho(self) -> float:
-        """The smallest Perron root that training meets."""
-
-    @abstractmethod
-    def judge(self, split: str, logits: Tensor, y: Tensor) -> dict[str, float]:
-        """Return the metrics of a split, whose name comes before theirs."""
-
-    def after_step(self, model: nn.Module) -> None:
-        model.project_(self.least_rho)  # type: ignore[operator]
-
-    def convert(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return from_authors(self.build(), state)
+from deq_zoo.task import WHOLE, Evaluation, Loss, Picture, Score, Shard, Split
+from torchdeq import DEQConfig
 
 
 @dataclass(frozen=True)
 class WholeTask(IGNNTask):
-    """Nodes of one graph, of which some are labelled, all of it at every step."""
+    """Nodes of one graph, of which some are labelled; every step computes the whole graph."""
+
+    network = NodeIGNN
+    least_rho = 1 + MARGIN  # of every normalised adjacency
 
     deq: DEQConfig = field(default_factory=lambda: DEQConfig(PLAIN))
     net: IGNNConfig = field(default_factory=IGNNConfig)
@@ -69,10 +43,26 @@ class WholeTask(IGNNTask):
     @property
     @abstractmethod
     def nodes(self) -> NodeSet:
-        """The data."""
+        """Return the graph with its labels and splits."""
+
+    @property
+    def train_set(self) -> Tensor:
+        """Return the numbers of the training nodes."""
+        return self.nodes.train
+
+    @property
+    def val_set(self) -> Tensor | None:
+        """Return the numbers of the validation nodes."""
+        return self.nodes.val if len(self.nodes.val) else None
+
+    @property
+    def test_set(self) -> Tensor:
+        """Return the numbers of the test nodes."""
+        return self.nodes.test
 
     @cached_property
     def graph(self) -> Graphs:
+        """Return the normalised adjacency."""
         return self.nodes.graph()
 
     @cached_property
@@ -80,25 +70,24 @@ class WholeTask(IGNNTask):
         return {}
 
     def on(self, device: torch.device) -> tuple[Tensor | None, Graphs, Tensor]:
-        """Features, graph and labels on a device, moved once."""
+        """Return features, graph and labels on a device; the first call moves them."""
         if device not in self._placed:
             x, y = self.nodes.x, self.nodes.y
             x = None if x is None else x.to(device)
             self._placed[device] = (x, self.graph.to(device), y.to(device))
         return self._placed[device]
 
-    @property
-    def least_rho(self) -> float:
-        return float(self.graph.rho.min())
+    def facts(self) -> dict[str, Any]:
+        return self.describe(self.nodes.features, self.nodes.names).to_data()
 
-    def build(self) -> nn.Module:
-        model = NodeIGNN(self.nodes.features, self.nodes.classes, self.net, self.options)
+    def build(self, facts: Mapping[str, Any] | None = None) -> IGNN:
+        model = super().build(facts)
         model.project_(self.least_rho)
         return model
 
     @property
     def steps_per_epoch(self) -> int:
-        return 1 if len(self.nodes.train) else 0
+        return 1
 
     def train_batch(self, step: int, seed: int, shard: Shard = WHOLE) -> Tensor:
         train = self.nodes.train
@@ -108,22 +97,19 @@ class WholeTask(IGNNTask):
             )
         return train[shard.rank :: shard.world]
 
-    def loss(self, model: nn.Module, batch: Tensor, carry: Any) -> Loss:
+    def loss(self, model: Any, batch: Tensor, carry: Any) -> Loss:
         x, graph, y = self.on(batch.device)
-        out: Output = model(x, graph, carry if self.warm else None)
-        value = node_loss(out.logits[batch], y[batch])
-        return Loss(value, stats=hardest(out.stats), carry=out.states if self.warm else None)
+        out: GraphOutput[Tensor] = model(x, graph, carry if self.warm else None)
+        value = node_loss(out.prediction[batch], y[batch])
+        return Loss(value, stats=out.stats, carry=out.state if self.warm else None)
 
-    def evaluate(self, model: nn.Module, device: torch.device, thorough: bool) -> Evaluation:
+    def evaluate(self, model: Any, split: Split, thorough: bool = False) -> Evaluation:
         record = SolverRecord()
-        x, graph, y = self.on(device)
-        out: Output = model(x, graph, sradius_mode=thorough)
-        record.add(hardest(out.stats))
-        metrics: dict[str, float] = {}
-        for name in ("val", "test"):
-            rows = getattr(self.nodes, name).to(device)
-            metrics |= self.judge(name, out.logits[rows], y[rows])
-        return Evaluation(metrics, record)
+        x, graph, y = self.on(model.device)
+        out: GraphOutput[Tensor] = model(x, graph, sradius_mode=thorough)
+        record.add(out.stats)
+        rows = (self.nodes.test if split == "test" else self.nodes.val).to(model.device)
+        return Evaluation(self.metrics(out.prediction[rows], y[rows]), record)
 
 
 @dataclass(frozen=True)
@@ -133,22 +119,21 @@ class NodeTask(WholeTask):
     Args:
         deq: options of the equilibrium.
         net: the shape of the network.
-        warm: whether each solve starts where the last one ended.
+        warm: whether each solve starts from the state of the step before.
         split_seed: of splits that the data does not come with.
         data_dir: folder of the set's files.
-        download: whether PyG may fetch them into that folder.
+        download: whether PyG may download them into that folder.
         data: which set.
         length: nodes in a chain.
     """
 
-    score: ClassVar[Score] = Score("val_accuracy", "%")
+    score: ClassVar[Score] = Score("accuracy", "%")
 
     data: Literal["chains", "cora", "citeseer", "pubmed", "photo"] = "chains"
     length: int = 10
 
     @cached_property
     def nodes(self) -> NodeSet:
-        """The data."""
         if self.download:
             download(self.data_dir, self.data)
         if self.data == "chains":
@@ -157,27 +142,34 @@ class NodeTask(WholeTask):
             return readers.amazon_photo(self.data_dir, self.split_seed)
         return readers.planetoid(self.data_dir, self.data)
 
-    def judge(self, split: str, logits: Tensor, y: Tensor) -> dict[str, float]:
-        return {f"{split}_accuracy": accuracy(logits, y)}
+    def describe(self, features: int, classes: tuple[str, ...]) -> GraphFacts:
+        real = self.data != "chains"
+        return GraphFacts(
+            features=features, classes=classes, undirected=real, rho=self.least_rho, unit_rows=real
+        )
+
+    def metrics(self, logits: Tensor, y: Tensor) -> dict[str, float]:
+        return {"accuracy": accuracy(logits, y)}
 
     @torch.no_grad()
-    def pictures(self, model: nn.Module, device: torch.device) -> list[Picture]:
+    def pictures(self, model: Any) -> list[Picture]:
         from deq_zoo.ignn.pictures import chain_map, state_map
 
-        x, graph, y = self.on(device)
-        out: Output = model(x, graph)
+        x, graph, y = self.on(model.device)
+        out: GraphOutput[Tensor] = model(x, graph)
         if self.data == "chains":
-            right = out.logits.softmax(1).gather(1, y[:, None]).view(-1, self.length)
-            return [chain_map(right.cpu(), y[:: self.length].cpu())]
-        rows = self.nodes.test.to(device)
-        if not len(rows):
-            return []
-        return [state_map(out.states[0][rows].cpu(), y[rows].cpu(), "node")]
+            right = out.prediction.float().softmax(1).gather(1, y[:, None]).view(-1, self.length)
+            classes = y[:: self.length].cpu()
+            return [chain_map(right.cpu(), classes, self.nodes.names, len(self.train_set))]
+        rows = self.test_set.to(model.device)
+        states = out.state[0][rows].float().cpu()
+        what = f"The equilibrium states of all {len(rows)} test nodes"
+        return state_map(states, y[rows].cpu(), self.nodes.names, what)
 
 
 @dataclass(frozen=True)
 class NodeLabelTask(WholeTask):
-    """Several labels for each node; how many it has is known when it is judged.
+    """Several labels for each node; evaluation gives the number of labels of each node.
 
     Args:
         data: which set.
@@ -186,38 +178,32 @@ class NodeLabelTask(WholeTask):
     The others: see `NodeTask`.
     """
 
-    score: ClassVar[Score] = Score("val_micro_f1", "%")
+    score: ClassVar[Score] = Score("micro_f1", "%")
 
     data: Literal["amazon"] = "amazon"
     portion: str = "0.06"
 
     @cached_property
     def nodes(self) -> NodeSet:
-        """The data."""
         if self.download:
             download(self.data_dir, self.data)
         return readers.amazon(self.data_dir, self.portion, self.split_seed)
 
-    def judge(self, split: str, logits: Tensor, y: Tensor) -> dict[str, float]:
-        return f1_scores(split, oracle_labels(logits, y), y)
+    def describe(self, features: int, classes: tuple[str, ...]) -> GraphFacts:
+        return GraphFacts(
+            features=features, classes=classes, multilabel=True, rho=self.least_rho, identity=True
+        )
+
+    def metrics(self, logits: Tensor, y: Tensor) -> dict[str, float]:
+        return f1_scores(oracle_labels(logits, y), y)
 
     @torch.no_grad()
-    def pictures(self, model: nn.Module, device: torch.device) -> list[Picture]:
+    def pictures(self, model: Any) -> list[Picture]:
         from deq_zoo.ignn.pictures import label_scores
 
-        x, graph, y = self.on(device)
-        rows = self.nodes.test.to(device)
-        marked = oracle_labels(model(x, graph).logits[rows], y[rows])
-        return [label_scores(marked.cpu(), y[rows].cpu())]
-
-
-def node_loss(logits: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy of classes, or of every label on its own."""
-    if y.dim() == 2:
-        return F.binary_cross_entropy_with_logits(logits, y.to(logits.dtype))
-    return F.cross_entropy(logits, y)
-
-
-def hardest(stats: Sequence[SolverStat]) -> SolverStat:
-    """Of the layers' solves, the one that took most evaluations."""
-    return max(stats, key=lambda stat: stat.nfe)
+        x, graph, y = self.on(model.device)
+        rows = self.test_set.to(model.device)
+        marked = oracle_labels(model(x, graph).prediction[rows], y[rows])
+        rule = "of each node as many labels as it has are predicted, the likeliest ones"
+        what = f"all {len(rows)} test nodes; {rule}"
+        return label_scores(marked.cpu(), y[rows].cpu(), what)

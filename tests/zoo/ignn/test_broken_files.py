@@ -41,8 +41,9 @@ NODES: dict[str, Any] = {
         ({"y": [0, 1]}, "there are 2 nodes, but 3 rows"),
         ({"y": [0, 1, -1]}, "classes count from 0, got -1"),
         ({"y": [[0], [1], [1]]}, "one class for each node"),
-        ({"test_idx": [3]}, "must name nodes 0 to 2, got 3 to 3"),
+        ({"test_idx": [3]}, "must name nodes 0 to 2, got 0 to 3"),
         ({"train_idx": np.zeros(0, np.int64)}, "leaves no nodes to train on"),
+        ({"test_idx": [1]}, "share no node, but node 1 is named 2 times"),
         ({"x_shape": [3]}, "is not as expected"),
         ({"x_indices": [0, 2]}, "is not as expected"),
         ({"x_indices": [0, -1]}, "negative column"),
@@ -123,7 +124,7 @@ def test_texts_of_graphs(tmp_path: Path, changes: dict[str, str], message: str) 
         tu(tmp_path, "X")
 
 
-@pytest.mark.parametrize(("text", "edges"), [("", 0), ("3, 4\n", 1)])
+@pytest.mark.parametrize(("text", "edges"), [("", 0), ("3, 4\n", 2)])
 def test_graphs_may_have_few_edges(tmp_path: Path, text: str, edges: int) -> None:
     for part, content in (TU | {"A": text}).items():
         (tmp_path / f"X_{part}.txt").write_text(content)
@@ -145,6 +146,7 @@ AMAZON = {"adj_list": "0 1\n1 0\n2\n", "label": "1 0\n0 1\n1 1\n", "meta": "3 2\
         ({"train_idx-0.06": "0\n7\n"}, "must name nodes 0 to 2"),
         ({"test_idx": "-1\n"}, "must name nodes 0 to 2"),
         ({"train_idx-0.06": "0\n"}, "train_idx-0.06.txt leaves no nodes to train on"),
+        ({"test_idx": "0\n"}, "share no node, but node 0 is named 2 times"),
     ],
 )
 def test_texts_of_amazon(tmp_path: Path, changes: dict[str, str], message: str) -> None:

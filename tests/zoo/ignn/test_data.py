@@ -29,7 +29,7 @@ def write_texts(folder: Path, **texts: str) -> None:
 def test_chains_of_any_length() -> None:
     made = chains(length=5, chains=3)
     assert made.x is not None
-    assert (len(made.y), made.features, made.classes) == (30, 100, 2)
+    assert (len(made.y), made.features, made.names) == (30, 100, ("0", "1"))
     assert made.x.sum(1).tolist() == [1.0, 0, 0, 0, 0] * 6
     assert made.edges.shape == (2, 24)
     assert bool((made.edges[1] - made.edges[0] == 1).all())
@@ -99,6 +99,7 @@ def test_tu_sets(tmp_path: Path, suffix: str) -> None:
     result = tu(tmp_path, "X")
     assert result.sizes == (2, 3)
     assert result.y.tolist() == [0, 1]
+    assert result.names == (("-1", "1") if suffix == "texts" else ("0", "1"))
     assert result.x.argmax(1).tolist() == [1, 0, 0, 0, 2]
     assert result.edges.tolist() == [[0, 1, 2, 3, 3, 4], [1, 0, 3, 2, 4, 3]]
 
@@ -156,7 +157,7 @@ def test_amazon_texts(tmp_path: Path) -> None:
     write_texts(tmp_path, **texts)
     result = amazon(tmp_path)
     assert result.x is None
-    assert (result.features, result.classes) == (3, 2)
+    assert (result.features, len(result.names)) == (3, 2)
     assert result.edges.tolist() == [[0, 0, 1, 2], [1, 2, 0, 0]]
     assert result.test.tolist() == [2]
     assert [len(part) for part in (result.train, result.val)] == [1, 1]
@@ -204,12 +205,12 @@ def test_mutag_needs_its_package_or_a_folder(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_real_sets_have_their_published_sizes() -> None:
     cora = planetoid(find_data("planetoid_cora"), "cora")
-    assert (len(cora.y), cora.features, cora.classes) == (2708, 1433, 7)
+    assert (len(cora.y), cora.features, len(cora.names)) == (2708, 1433, 7)
     assert cora.edges.shape[1] == 10_556
     assert [len(p) for p in (cora.train, cora.val, cora.test)] == [140, 500, 1000]
     mutag = tu(find_data("tu"), "MUTAG")
-    assert (len(mutag.sizes), mutag.features, mutag.classes) == (188, 7, 2)
+    assert (len(mutag.sizes), mutag.features, len(mutag.names)) == (188, 7, 2)
     tissues = ppi(find_data("ppi_ohmnet"))
-    assert (len(tissues.sizes), tissues.features, tissues.classes) == (22, 50, 121)
+    assert (len(tissues.sizes), tissues.features, len(tissues.names)) == (22, 50, 121)
     assert [len(p) for p in (tissues.train, tissues.val, tissues.test)] == [18, 2, 2]
     assert tissues.edges.shape[1] == 2 * (735_385 - 22_741)  # both ways, without loops

@@ -69,9 +69,9 @@ def test_golden_ppi_evaluation_is_reproduced() -> None:
     assert_matches(graph.rho, io["eval.adj_rho"])
     check_layers(model.ignn, io, "eval.", graph)  # type: ignore[arg-type]
     out = model(io["x"], graph)
-    check_states(out.states, io, "eval.")
-    assert_matches(out.logits, io["eval.output"])
-    assert all(bool(stats.converged.all()) or stats.nfe < 3000 for stats in out.stats)
+    check_states(out.state, io, "eval.")
+    assert_matches(out.prediction, io["eval.output"])
+    assert all(bool(stats.converged.all()) or stats.nfe < 3000 for stats in out.layer_stats)
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ def test_golden_ppi_evaluation_is_reproduced() -> None:
 def test_golden_ppi_training_step_is_reproduced(case: str, options: dict[str, Any]) -> None:
     model, graph, io = make_ppi(**options)
     out = model.train()(io["x"], graph)
-    loss = F.binary_cross_entropy_with_logits(out.logits, io["y"])
-    assert_matches(out.logits, io[f"{case}.output"])
+    loss = F.binary_cross_entropy_with_logits(out.prediction, io["y"])
+    assert_matches(out.prediction, io[f"{case}.output"])
     assert_matches(loss, io[f"{case}.loss"][0])
     loss.backward()
     expected = select(io, f"{case}.grad.")
@@ -105,8 +105,8 @@ def test_golden_chains_are_reproduced(norm: str) -> None:
     assert made.x is not None
     check_layers([model.ig1], io, f"{norm}.eval.", graph)
     out = model(made.x.double(), graph)
-    check_states(out.states, io, f"{norm}.eval.")
-    assert_matches(out.logits, io[f"{norm}.eval.output"])
+    check_states(out.state, io, f"{norm}.eval.")
+    assert_matches(out.prediction, io[f"{norm}.eval.output"])
     if norm == "none":
         model.project_(float(graph.rho[0]))
         assert_matches(model.ig1.W.data, io["none.W_param_after_forward"])
@@ -136,8 +136,8 @@ def test_golden_amazon_is_reproduced() -> None:
     check_layers([model.ig1], io, "eval.", graph)
     for x in (None, torch.eye(12, dtype=torch.float64)):
         out = model(x, graph)
-        check_states(out.states, io, "eval.")
-        assert_matches(out.logits, io["eval.output"])
+        check_states(out.state, io, "eval.")
+        assert_matches(out.prediction, io["eval.output"])
 
 
 @pytest.mark.parametrize("case", ["train_adj", "test_adj"])
@@ -150,14 +150,14 @@ def test_golden_graph_classification_is_reproduced(case: str) -> None:
     graph = Graphs.from_edges(io[f"{case}.indices"], 16, io[f"{case}.values"], sizes, rho=1.0)
     check_layers((model.ig1, model.ig2, model.ig3), io, f"{case}.", graph)
     out = model(io["x"], graph)
-    check_states(out.states, io, f"{case}.")
-    assert_matches(out.logits.log_softmax(1), io[f"{case}.output"])
-    assert [len(stats.status) for stats in out.stats] == [3, 3, 3]
+    check_states(out.state, io, f"{case}.")
+    assert_matches(out.prediction.log_softmax(1), io[f"{case}.output"])
+    assert [len(stats.status) for stats in out.layer_stats] == [3, 3, 3]
 
 
 def test_golden_f1_is_reproduced() -> None:
     facts = load_facts("ignn", "metrics")
     logits, y = torch.tensor(facts["logits"]), torch.tensor(facts["y"])
-    scores = f1_scores("test", logits > 0, y)
-    assert scores["test_micro_f1"] == pytest.approx(100 * facts["micro_f1"], rel=1e-6)
-    assert scores["test_macro_f1"] == pytest.approx(100 * facts["macro_f1"], rel=1e-6)
+    scores = f1_scores(logits > 0, y)
+    assert scores["micro_f1"] == pytest.approx(100 * facts["micro_f1"], rel=1e-6)
+    assert scores["macro_f1"] == pytest.approx(100 * facts["macro_f1"], rel=1e-6)

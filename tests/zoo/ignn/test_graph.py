@@ -152,7 +152,9 @@ def test_graphs_of_a_batch_without_pointers_are_distinguished() -> None:
     assert as_graphs(data).sizes == (3, 0, 2, 0)
     for wrong in (owner.flip(0), owner[1:]):
         data.batch = wrong
-        with pytest.raises(ValueError, match="the graph of each of 5 nodes, in rising order"):
+        with pytest.raises(
+            ValueError, match="the graph of each of 5 nodes, counted from 0, in rising"
+        ):
             as_graphs(data)
     pyg = pytest.importorskip("torch_geometric.data")
     assert as_graphs(pyg.Data(torch.ones(5, 1), edges, batch=owner)).sizes == (3, 0, 2)

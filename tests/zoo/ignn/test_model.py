@@ -1,4 +1,4 @@
-"""The networks: published sizes, conversion in and out, equations, presets."""
+"""The networks: published sizes, equations, batches, gradients."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
-from deq_zoo.errors import CheckpointError
 from deq_zoo.ignn import GraphIGNN, Graphs, IGNNConfig, NodeIGNN, SkipIGNN
-from deq_zoo.ignn.convert import from_authors, to_authors
+from deq_zoo.ignn.convert import to_authors
 from tests.zoo.ignn.problems import TIGHT, draw_graph
 
 CLIPPED: dict[str, Any] = {"norm_type": "spectral_norm", "norm_clip": True}
@@ -21,7 +20,7 @@ CLIPPED: dict[str, Any] = {"norm_type": "spectral_norm", "norm_clip": True}
 def count_published(model: nn.Module) -> int:
     """Count parameters as the authors do: with those that nothing depends on."""
     buffers = {name for name, _ in model.named_buffers()}
-    return sum(v.numel() for k, v in to_authors(model).items() if k not in buffers)
+    return sum(v.numel() for k, v in to_authors(model.state_dict()).items() if k not in buffers)
 
 
 def test_published_sizes() -> None:
@@ -51,52 +50,6 @@ def make_nets(**deq: Any) -> list[Any]:
     return [kind(4, 2, config, deq).double() for kind in (SkipIGNN, NodeIGNN, GraphIGNN)]
 
 
-@pytest.mark.parametrize("norm", ["none", "weight_norm", "spectral_norm"])
-def test_conversion_there_and_back(norm: str) -> None:
-    for model, again in zip(make_nets(norm_type=norm), make_nets(norm_type=norm), strict=True):
-        released = to_authors(model)
-        assert {k for k in released if k.endswith("bias") and released[k].dim() == 2}
-        released["X_0"] = torch.zeros(3, 5)
-        again.load_state_dict(from_authors(again, released))
-        assert_close(dict(again.state_dict()), dict(model.state_dict()))
-
-
-@pytest.mark.parametrize(
-    ("norm", "parts"), [("weight_norm", {"g", "v"}), ("spectral_norm", {"orig", "g", "u", "v"})]
-)
-def test_what_only_the_authors_have_is_split_as_their_norm_does(norm: str, parts: set[str]) -> None:
-    model = make_nets(norm_type=norm)[2]
-    released = to_authors(model)
-    for k in ("ig1", "ig2", "ig3"):
-        names = {key for key in released if key.startswith(f"{k}.Omega_2")}
-        assert names == {f"{k}.Omega_2_{part}" for part in parts}
-        for name in names:
-            assert released[name].shape == released[name.replace("Omega_2", "Omega_1")].shape
-            assert not bool(released[name].any())
-
-
-def test_conversion_mends_a_meaningless_spectral_norm_and_only_that() -> None:
-    model = make_nets(**CLIPPED)[1]
-    released = to_authors(model)
-    released["ig1.W_u"] = -released["ig1.W_u"]
-    with pytest.warns(UserWarning, match=r"1 spectral norms were zero or negative, ig1\.W_orig"):
-        mended = from_authors(model, released)
-    sigma = mended["ig1.W_u"] @ mended["ig1.W_orig"] @ mended["ig1.W_v"]
-    exact = torch.linalg.matrix_norm(mended["ig1.W_orig"], 2)
-    assert 0.9 * exact < sigma <= exact * (1 + 1e-9)
-    assert torch.equal(mended["ig1.Omega_1_u"], released["ig1.Omega_1_u"])
-
-
-def test_weights_that_do_not_fit_are_errors() -> None:
-    skip, node, _ = make_nets()
-    with pytest.raises(CheckpointError, match=r"it lacks V\.weight.*with the authors' width"):
-        from_authors(node, to_authors(skip))
-    released = to_authors(node)
-    released["V.weight"] = torch.zeros(7, 3)
-    with pytest.raises(CheckpointError, match=r"V\.weight is \(7, 3\), the model's is \(2, 3\)"):
-        from_authors(node, released)
-
-
 @torch.no_grad()
 def test_networks_equal_their_formulas() -> None:
     graph = draw_graph(7, 9, sizes=(4, 3))
@@ -105,23 +58,23 @@ def test_networks_equal_their_formulas() -> None:
     out, y = skip(x, graph), x
     for k in range(5):
         (z,), _ = skip.ignn[k](y, graph)
-        assert_close(out.states[k], z)
+        assert_close(out.state[k], z)
         y = z + y @ skip.proj[k].weight.mT + skip.proj[k].bias
         y = y if k == 4 else torch.where(y > 0, y, y.exp() - 1)
-    assert_close(out.logits, y)
+    assert_close(out.prediction, y)
     (z,), _ = node.ig1(x, graph)
-    assert_close(node(x, graph).logits, z @ node.V.weight.mT)
+    assert_close(node(x, graph).prediction, z @ node.V.weight.mT)
     unit = NodeIGNN(4, 2, IGNNConfig(width=3, kappa=0.8, unit=True), TIGHT).double().eval()
     unit.load_state_dict(node.state_dict())
     scaled = z / z.norm(dim=1, keepdim=True).clamp_min(1e-12)
-    assert_close(unit(x, graph).logits, scaled @ node.V.weight.mT)
+    assert_close(unit(x, graph).prediction, scaled @ node.V.weight.mT)
     h = x
     for part in (whole.ig1, whole.ig2, whole.ig3):
         assert part.Omega_2 is None
         (h,), _ = part(h, graph)
     pooled = torch.stack((h[:4].sum(0), h[4:].sum(0)))
     hidden = F.linear(pooled, whole.V_0.weight, whole.V_0.bias).relu()
-    assert_close(whole(x, graph).logits, F.linear(hidden, whole.V_1.weight, whole.V_1.bias))
+    assert_close(whole(x, graph).prediction, F.linear(hidden, whole.V_1.weight, whole.V_1.bias))
 
 
 @torch.no_grad()
@@ -130,26 +83,26 @@ def test_a_graph_in_a_batch_is_classified_as_alone_and_states_start_the_next_sol
     x = torch.randn(7, 4, dtype=torch.float64)
     for model in (net.eval() for net in make_nets(f_tol=1e-12, f_stop_mode="rel", f_max_iter=500)):
         out = model(x, Graphs.union(parts))
-        alone = torch.cat([model(x[:5], parts[0]).logits, model(x[5:], parts[1]).logits])
-        assert_close(out.logits, alone, rtol=1e-8, atol=1e-9)
-        warm = model(x, Graphs.union(parts), out.states)
-        assert sum(s.nfe for s in warm.stats) < sum(s.nfe for s in out.stats)
+        alone = torch.cat([model(x[:5], parts[0]).prediction, model(x[5:], parts[1]).prediction])
+        assert_close(out.prediction, alone, rtol=1e-8, atol=1e-9)
+        warm = model(x, Graphs.union(parts), out.state)
+        assert sum(s.nfe for s in warm.layer_stats) < sum(s.nfe for s in out.layer_stats)
 
 
 @pytest.mark.parametrize("options", [{"grad": 5, "tau": 0.5}, {"ift": True}])
 def test_every_parameter_learns(options: dict[str, Any]) -> None:
     graph, x = draw_graph(7, 9, sizes=(4, 3)), torch.randn(7, 4, dtype=torch.float64)
     for model in make_nets(**options, **CLIPPED, on_failure="ignore"):
-        model(x, graph).logits.square().sum().backward()
+        model(x, graph).prediction.square().sum().backward()
         assert all(p.grad is not None for p in model.parameters())
 
 
 def test_projecting_the_parameters_leaves_the_network_as_it_is() -> None:
     graph, x = draw_graph(6, 20), torch.randn(6, 4, dtype=torch.float64)
     model = make_nets(**TIGHT)[1].eval()
-    before = model(x, graph).logits
+    before = model(x, graph).prediction
     model.project_(float(graph.rho))
-    assert_close(model(x, graph).logits, before)
+    assert_close(model(x, graph).prediction, before)
     assert bool((model.ig1.W.abs().sum(1) <= 0.8 / graph.rho * (1 + 1e-12)).all())
 
 

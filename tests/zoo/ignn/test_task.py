@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import torch
 
 import deq_zoo.ignn.presets  # noqa: F401
 from deq_zoo.cli import main
-from deq_zoo.errors import ZooError
+from deq_zoo.errors import MissingPackage, ZooError
+from deq_zoo.evaluate import evaluate
 from deq_zoo.ignn import IGNNConfig
 from deq_zoo.ignn.data import random_graphs
 from deq_zoo.ignn.metrics import f1_scores, oracle_labels
@@ -23,11 +25,13 @@ from deq_zoo.metrics import accuracy
 from deq_zoo.preset import PRESETS, find_preset
 from deq_zoo.task import Shard
 from deq_zoo.values import from_data, to_data, with_settings
-from tests.zoo.training import CPU, measure, train
+from tests.golden import find_data
+from tests.zoo.ignn.tasks import make_task, make_tissues, measure
+from tests.zoo.training import train
 from torchdeq import DEQConfig
 
 NAMES = sorted(name for name in PRESETS if name.startswith("ignn"))
-F1 = {f"{part}_{kind}_f1" for part in ("val", "test") for kind in ("micro", "macro")}
+F1 = {"micro_f1", "macro_f1"}
 
 
 def test_every_preset_goes_to_a_file_and_back() -> None:
@@ -35,35 +39,23 @@ def test_every_preset_goes_to_a_file_and_back() -> None:
     for name in NAMES:
         preset = find_preset(name)
         assert from_data(json.loads(json.dumps(to_data(preset)))) == preset
-        assert preset.task.score.name.startswith("val_")  # never chosen by what it is tested on
 
 
 def test_the_smoke_preset_trains_and_reports(tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "run"
     assert main(["train", "ignn-smoke", "--cpu", "--out", str(out)]) == 0
-    output = capsys.readouterr().out
-    assert "val_accuracy" in output
-    assert "test_accuracy" in output
+    assert "accuracy" in capsys.readouterr().out
     assert "<h2>Examples</h2>" in (out / "report.html").read_text()
     assert {"states", "graphs"} <= {p.stem for p in (out / "pictures").glob("*.png")}
     assert main(["evaluate", str(out), "--cpu"]) == 0
 
 
-def make_task(**changes: Any) -> NodeTask:
-    options: dict[str, Any] = {
-        "net": IGNNConfig(width=8, kappa=0.9, dropout=0.0, unit=True, start="zeros"),
-        "deq": DEQConfig(norm_type="none", ift=True, f_max_iter=40, f_tol=0.0, b_tol=0.0),
-        "length": 8,
-    }
-    return NodeTask(**(options | changes))
-
-
 @pytest.mark.parametrize("warm", [False, True])
 def test_chains_are_learnt_to_their_ends(warm: bool) -> None:
     task = make_task(warm=warm)
-    metrics = measure(task, train(task, 40, lr=0.02).model)
-    assert metrics["val_accuracy"] > 95
-    assert metrics["test_accuracy"] > 95
+    val, test = measure(task, train(task, 40, lr=0.02).model)
+    assert val["accuracy"] > 95
+    assert test["accuracy"] > 95
 
 
 def test_after_every_step_the_parameters_are_in_their_ball() -> None:
@@ -90,9 +82,60 @@ def test_every_process_has_graphs_even_of_a_short_batch() -> None:
     task = GraphClassTask(data="rings", batch=19, folds=4, net=IGNNConfig(width=4))
     assert len(task.examples.train) == 20
     parts = [task.train_batch(1, 0, Shard(rank, 2)) for rank in range(2)]  # of one graph
-    assert [task.samples(part) for part in parts] == [1, 0]  # the weights of their losses
+    assert [task.batch_size(part) for part in parts] == [1, 0]  # the weights of their losses
     model = task.build()
     assert all(bool(task.loss(model, part, None).value.isfinite()) for part in parts)
+
+
+def test_parts_of_a_batch_add_up_to_its_gradient_whatever_their_sizes() -> None:
+    task = make_tissues(batch=3)
+    torch.manual_seed(0)
+    model = task.build()
+    whole = task.train_batch(0, 0)
+    parts = [task.train_batch(0, 0, Shard(rank, 2)) for rank in range(2)]
+    counts = [task.batch_size(part) for part in parts]
+    assert sum(counts) == task.batch_size(whole) == sum(len(part.x) for part in whole)
+    losses = [task.loss(model, part, None).value.item() for part in parts]
+    mean = sum(n * loss for n, loss in zip(counts, losses, strict=True)) / sum(counts)
+    assert mean == pytest.approx(task.loss(model, whole, None).value.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["ignn-quick", "ignn-smoke", "ignn-cora-64", "ignn-mutag-64"])
+def test_splits_share_nothing(name: str) -> None:
+    preset = find_preset(name)
+    folder = {"ignn-cora-64": "planetoid_cora", "ignn-mutag-64": "tu"}.get(name)
+    task = (preset.with_data_dir(find_data(folder)) if folder else preset).task
+    splits = [
+        set(torch.as_tensor(s).tolist()) for s in (task.train_set, task.val_set, task.test_set)
+    ]
+    assert all(splits)
+    assert sum(map(len, splits)) == len(set.union(*splits))
+
+
+def test_without_validation_nodes_the_last_checkpoint_counts() -> None:
+    task, made = make_task(), make_task().nodes
+    task.__dict__["nodes"] = replace(made, val=made.val[:0])
+    assert task.val_set is None
+
+
+def test_a_thorough_evaluation_alone_estimates_radii() -> None:
+    for task in (make_task(), make_tissues()):
+        torch.manual_seed(0)
+        model = task.build()
+        assert "spectral_radius" not in evaluate(task, model, "val", False).solver.summary()
+        summary = evaluate(task, model, "val", True).solver.summary()
+        assert 0 <= summary["spectral_radius"] < 1
+
+
+def test_without_pyg_a_download_names_the_extra_that_has_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch_geometric", None)
+    monkeypatch.setitem(sys.modules, "torch_geometric.datasets", None)
+    task = NodeTask(data="cora", data_dir=str(tmp_path), download=True)
+    message = r"downloads of graphs need torch_geometric: pip install 'torchdeq\[ignn\]'"
+    with pytest.raises(MissingPackage, match=message):
+        task.open_data()
 
 
 def test_a_set_belongs_to_its_task() -> None:
@@ -117,8 +160,8 @@ def test_nodes_without_a_test_split_give_no_picture_and_no_number() -> None:
     made = make_task().nodes
     task.__dict__["nodes"] = replace(made, test=made.test[:0])  # in place of files
     model = task.build().eval()
-    assert math.isnan(task.evaluate(model, CPU, False).metrics["test_accuracy"])
-    assert task.pictures(model, CPU) == []
+    assert math.isnan(measure(task, model)[1]["accuracy"])
+    assert task.pictures(model) == []
 
 
 def test_labels_of_nodes_of_one_graph(tmp_path: Path) -> None:
@@ -133,22 +176,21 @@ def test_labels_of_nodes_of_one_graph(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     task = NodeLabelTask(data_dir=str(tmp_path), net=IGNNConfig(width=4, dropout=0.0))
     model = train(task, 30, lr=0.02).model
-    assert set(measure(task, model)) == F1
-    assert [p.name for p in task.pictures(model, CPU)] == ["labels"]
+    assert [set(metrics) for metrics in measure(task, model)] == [F1, F1]
+    (picture,) = task.pictures(model)
+    assert picture.name == "labels"
+    assert "on all 1 test nodes; of each node as many labels as it has" in picture.caption
 
 
 def test_tissues_are_batched_evaluated_and_drawn() -> None:
-    task = TissueTask(net=IGNNConfig(width=2, kappa=0.9), deq=DEQConfig(norm_type="none"))
-    made = random_graphs(6)
-    y = torch.nn.functional.one_hot(torch.arange(len(made.x)) % 2).float()
-    made = type(made)(made.edges, made.sizes, made.x, y, (0, 1, 2, 3), (4,), (5,))
-    task.__dict__["examples"] = made  # in place of files
+    task = make_tissues()
+    made = task.examples
     (part,) = task.train_batch(0, 0, Shard())
     assert len(part.x) == part.graph.nodes == len(part.y)
     model = train(task, 8, lr=0.05).model
-    assert set(measure(task, model)) == F1
-    assert [p.name for p in task.pictures(model, CPU)] == ["labels"]
-    assert task.samples([part]) == 1
+    assert [set(metrics) for metrics in measure(task, model)] == [F1, F1]
+    (picture,) = task.pictures(model)
+    assert f"all {made.sizes[5]} nodes of the 1 test graphs" in picture.caption
 
 
 def test_rings_and_stars_are_distinguished() -> None:
@@ -156,7 +198,7 @@ def test_rings_and_stars_are_distinguished() -> None:
         data="rings", batch=20, folds=4, net=IGNNConfig(width=8, dropout=0.0),
         deq=DEQConfig(norm_type="none", ift=True, f_stop_mode="rel"),
     )  # fmt: skip
-    assert measure(task, train(task, 25, lr=0.02).model)["val_accuracy"] > 80
+    assert measure(task, train(task, 25, lr=0.02).model)[0]["accuracy"] > 80
 
 
 def test_parts_of_similar_sizes_give_the_loss_of_the_whole_batch() -> None:
@@ -187,12 +229,12 @@ def test_metrics_by_their_definitions() -> None:
     assert marked.int().tolist() == y.tolist()  # no label where there is none
     assert accuracy(logits, torch.tensor([0, 1, 0, 0])) == pytest.approx(75.0)
     guess = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 0, 0], [0, 1, 0]])
-    scores = f1_scores("test", guess, y)
-    assert scores["test_micro_f1"] == pytest.approx(100 * 2 * 3 / (2 * 3 + 1 + 3))
+    scores = f1_scores(guess, y)
+    assert scores["micro_f1"] == pytest.approx(100 * 2 * 3 / (2 * 3 + 1 + 3))
     per_class = [2 * 1 / (2 * 1 + 1 + 1), 1.0, 0.0]  # the last one is never guessed
-    assert scores["test_macro_f1"] == pytest.approx(100 * sum(per_class) / 3)
-    empty = f1_scores("test", torch.zeros(2, 2), torch.zeros(2, 2))
-    assert empty == {"test_micro_f1": 0.0, "test_macro_f1": 0.0}
+    assert scores["macro_f1"] == pytest.approx(100 * sum(per_class) / 3)
+    empty = f1_scores(torch.zeros(2, 2), torch.zeros(2, 2))
+    assert empty == {"micro_f1": 0.0, "macro_f1": 0.0}
     assert accuracy(torch.ones(3, 1), torch.zeros(3, dtype=torch.int64)) == 100  # one class
     assert math.isnan(accuracy(logits[:0], y[:0, 0]))
-    assert all(map(math.isnan, f1_scores("val", marked[:0], y[:0]).values()))
+    assert all(map(math.isnan, f1_scores(marked[:0], y[:0]).values()))
