@@ -9,9 +9,9 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from deq_zoo.drawing import to_png
 from deq_zoo.flow.colours import flow_to_colour
 from deq_zoo.flow.metrics import endpoint_error
-from deq_zoo.drawing import to_png
 from deq_zoo.task import Picture
 
 

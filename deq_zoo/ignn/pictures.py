@@ -10,8 +10,8 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from deq_zoo.ignn.graph import Graphs
 from deq_zoo.drawing import to_png
+from deq_zoo.ignn.graph import Graphs
 from deq_zoo.task import Picture
 
 _FEWEST = 3  # points of a cloud that is worth a picture

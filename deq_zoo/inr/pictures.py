@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from deq_zoo.inr.signal import Signal, shown
 from deq_zoo.drawing import to_png
+from deq_zoo.inr.signal import Signal, shown
 from deq_zoo.task import Picture
 
 _MAGNIFIED = 4  # errors are hard to see
