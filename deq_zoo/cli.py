@@ -19,12 +19,14 @@ from deq_zoo.arguments import parse
 from deq_zoo.errors import ZooError
 from deq_zoo.packages import install
 from deq_zoo.predictions import OutFolder
+from deq_zoo.spelling import suggest
 
 if TYPE_CHECKING:
     from deq_zoo.model import Model
     from deq_zoo.preset import Preset
 
 _NEEDS = f"needs packages of the zoo: {install('zoo')}, or the extra of one family"
+_SAMPLE_FLAGS = {"--cpu", "--data-dir", "--force", "--json", "--last", "--list", "--out"}
 _SHORT = ("epochs", "steps", "seed", "workers")  # settings of a preset with flags of their own
 
 
@@ -196,7 +198,7 @@ def _sample(args: argparse.Namespace) -> int:
     if args.list:
         print(format_sampling(options))
         return 0
-    options = with_settings(options, _as_settings(args.others))
+    options = with_settings(options, _as_settings(args.others, options))
     out = _out_folder(args, "samples")
     model, preset = _open(args)
     results = preset.task.sample(model, options, out)
@@ -216,20 +218,31 @@ def _listing(folder: str) -> str:
     return f"{folder}.jsonl"
 
 
-def _as_settings(words: Sequence[str]) -> list[str]:
-    """Return `--scale 4`, `--scale=4` and `scale=4` as `scale=4`."""
+def _as_settings(words: Sequence[str], options: Any) -> list[str]:
+    """Return `--scale 4`, `--scale=4` and `scale=4` as `scale=4`.
+
+    Args:
+        words: from the command line.
+        options: the options of sampling, which the words should name.
+    """
+    from deq_zoo.values import walk
+
+    flags = {f"--{field.path.replace('_', '-')}" for field in walk(options)}
     settings = []
-    left = iter(words)
-    for word in left:
-        name, equals, value = word.removeprefix("--").partition("=")
-        if not equals and word.startswith("--"):
-            given = next(left, None)
-            if given is None:
-                raise ZooError(f"{word} needs a value")
-            value, equals = given, "="
-        if not equals:
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        flag = f"--{name.removeprefix('--').replace('_', '-')}"
+        if not equals and not word.startswith("-"):
             raise ZooError(f"options of sampling read --name value or name=value, got {word!r}")
-        settings.append(f"{name.replace('-', '_')}={value}")
+        if flag not in flags:
+            raise ZooError(f"unknown option {flag!r}{suggest(flag, flags | _SAMPLE_FLAGS)}")
+        if not equals:
+            following = next(rest, None)
+            if following is None:
+                raise ZooError(f"{word} needs a value")
+            value = following
+        settings.append(f"{flag.removeprefix('--').replace('-', '_')}={value}")
     return settings
 
 

@@ -34,7 +34,7 @@ class Conversion(NamedTuple):
     key: str
 
 
-class Found(NamedTuple):
+class Part(NamedTuple):
     """A state_dict in a file, and the key it was under, e.g. `checkpoint.ema`."""
 
     state: dict[str, Tensor]
@@ -55,14 +55,14 @@ def convert_file(
     """
     if out.resolve() == source.resolve():
         raise CheckpointError(f"{source} would be overwritten: choose another --out")
-    found = find_state(read_content(source), str(source), key, preset.task)
-    weights, facts = _from_authors(preset.task, found.state, str(source), name)
+    part = find_state(read_content(source), str(source), key, preset.task)
+    weights, facts = _from_authors(preset.task, part.state, str(source), name)
     model = preset.task.build(facts)
     load_weights(model, weights, str(source))
     _check_finite(model, str(source))
     config = {"name": name, "preset": to_data(preset)}
     Checkpoint(0, model.state_dict(), config=config, facts=facts).save(out)
-    return Conversion(len(weights), found.key)
+    return Conversion(len(weights), part.key)
 
 
 def export_file(source: Path, out: Path, best: bool = True) -> int:
@@ -108,9 +108,7 @@ def bare_state(content: Any, source: str) -> dict[str, Tensor]:
     return find_state(content, source).state
 
 
-def find_state(
-    content: Any, source: str, key: str | None = None, task: Task | None = None
-) -> Found:
+def find_state(content: Any, source: str, key: str | None = None, task: Task | None = None) -> Part:
     """Return the state_dict in the content of a file, without the prefix `module.` of its keys.
 
     It is the part that `key` names, or else that `task.pick_state` returns, or else the content
@@ -138,7 +136,7 @@ def find_state(
             break
         part, path = part[keys[0]], f"{path}.{keys[0]}".lstrip(".")
     _check_state(part, content, source)
-    return Found({name.removeprefix("module."): value for name, value in part.items()}, path)
+    return Part({name.removeprefix("module."): value for name, value in part.items()}, path)
 
 
 def _from_authors(task: Task, state: Weights, source: str, name: str) -> Converted:

@@ -115,10 +115,14 @@ class TestCommands:
         run = [str(tmp_path / "net.safetensors"), "--cpu"]
         assert main(["sample", *run, "--n-lines", "2", "scale=-3", "--text=a b"]) == 0
         assert capsys.readouterr().out == "0 x -3.0 a b\n1 x -3.0 a b\n"
+        assert main(["sample", *run, "--scale", "-2"]) == 0
+        assert capsys.readouterr().out == "0 x -2.0 \n"
         assert main(["sample", *run, "--list"]) == 0
         assert "--n-lines  (int, default: 1)" in capsys.readouterr().out
         for options, message in (
-            (["--scael", "2"], "did you mean 'scale'"),
+            (["--scael", "2"], "unknown option '--scael'; did you mean '--scale'?"),
+            (["n_lins=2"], "did you mean '--n-lines'?"),
+            (["--forec"], "did you mean '--force'?"),
             (["--scale", "big"], "scale takes float"),
             (["--scale"], "--scale needs a value"),
             (["4"], "read --name value"),
