@@ -10,6 +10,8 @@ from deq_zoo.predictions import Failure, OutFolder, Prediction
 from deq_zoo.run import as_json
 from deq_zoo.task import Evaluation, Split, Task
 
+_STATUSES = {"MAX_ITER": "budget spent", "NON_FINITE": "not finite"}
+
 
 def show_results(
     results: Iterable[Prediction | Failure], out: OutFolder, listing: str, json: bool
@@ -69,7 +71,7 @@ def describe_evaluation(evaluation: Evaluation, task: Task) -> Iterator[str]:
     statuses = solver["statuses"]
     total = sum(statuses.values())
     shares = [
-        f"{100 * count / total:.3g} % {name.lower().replace('_', ' ')}"
+        f"{100 * count / total:.3g} % {_STATUSES.get(name) or name.lower().replace('_', ' ')}"
         for name, count in sorted(statuses.items(), key=lambda item: -item[1])
     ]
     parts = [f"{solver['nfe']:.4g} evaluations", f"relative residual {solver['residual']:.1e}"]

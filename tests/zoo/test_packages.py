@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,15 @@ import pytest
 from deq_zoo.arguments import COMMANDS
 from deq_zoo.cli import main
 from deq_zoo.errors import MissingPackage
-from deq_zoo.family import Family, families, find_family, preset_summaries
+from deq_zoo.family import (
+    GROUP,
+    Family,
+    _installed,
+    families,
+    find_family,
+    preset_summaries,
+    register_family,
+)
 from deq_zoo.packages import FRAME, missing, optional, require_family
 from deq_zoo.preset import PRESETS, find_preset, load_presets
 from deq_zoo.values import from_data, to_data
@@ -160,3 +169,53 @@ def test_the_module_is_the_command() -> None:
         [sys.executable, "-m", "deq_zoo", "--version"], capture_output=True, text=True, cwd=ROOT
     )
     assert re.fullmatch(r"deq-zoo \S.*\n", done.stdout)
+
+
+def outside_family(folder: Path) -> Family:
+    """Write a package with a family of one preset, and return its declaration."""
+    package = folder / "outside_zoo"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "presets.py").write_text(
+        "from deq_zoo.preset import PRESETS\n"
+        '@PRESETS.register("outside-smoke")\ndef outside_smoke():\n    """From elsewhere."""\n'
+    )
+    return Family(
+        name="outside",
+        description="Models of another package.",
+        presets="outside_zoo.presets",
+        tasks=(),
+        packages=("no_such_module",),
+    )
+
+
+def test_families_of_other_packages_are_listed_and_broken_ones_are_not(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("deq_zoo.family._registered", {})
+    register_family(outside_family(tmp_path))
+    points = [EntryPoint("broken", "no_such_package:FAMILY", GROUP)]
+    monkeypatch.setattr("deq_zoo.family.entry_points", lambda group: points)
+    _installed.cache_clear()
+    try:
+        assert main(["list"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert main(["train", "outside-smoke"]) == 2
+        assert "outside models need no_such_module" in capsys.readouterr().err
+    finally:
+        _installed.cache_clear()
+    (line,) = [line for line in lines if line.startswith("outside-")]
+    assert line.split() == [
+        "outside-smoke",
+        "From",
+        "elsewhere.",
+        "(not",
+        "installed:",
+        "no_such_module)",
+    ]
+    assert "mdeq-smoke" in " ".join(lines)
+    assert "'broken' of no_such_package:FAMILY cannot be loaded" in caplog.text
