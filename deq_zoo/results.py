@@ -10,7 +10,7 @@ from deq_zoo.predictions import Failure, OutFolder, Prediction
 from deq_zoo.run import as_json
 from deq_zoo.task import Evaluation, Split, Task
 
-_STATUSES = {"MAX_ITER": "budget spent", "NON_FINITE": "not finite"}
+_STATUSES = {"MAX_ITER": "budget spent", "NONFINITE": "not finite"}
 
 
 def show_results(
