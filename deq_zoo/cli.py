@@ -1,4 +1,9 @@
-"""The command line, `deq-zoo COMMAND`."""
+"""The command line, `deq-zoo COMMAND`.
+
+Exit codes: 0, or 1 if `predict` or `sample` failed for some inputs, or 2 for a mistake of the user,
+or 128 plus the number of the signal that interrupted a training. Modules that need torch are
+imported by the commands that use them, so that `list` and `--help` are quick.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +13,27 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from deq_zoo.arguments import make_parser
+from deq_zoo.arguments import parse
 from deq_zoo.errors import ZooError
-from deq_zoo.family import families, find_family
-from deq_zoo.packages import install, missing
-from deq_zoo.predictions import OutFolder, Prediction
-from deq_zoo.preset import PRESETS, Preset, find_preset, load_presets
+from deq_zoo.packages import install
+from deq_zoo.predictions import OutFolder
+from deq_zoo.spelling import suggest
+
+if TYPE_CHECKING:
+    from deq_zoo.model import Model
+    from deq_zoo.preset import Preset
 
 _NEEDS = f"needs packages of the zoo: {install('zoo')}, or the extra of one family"
+_SAMPLE_FLAGS = {"--cpu", "--data-dir", "--force", "--json", "--last", "--list", "--out"}
+_SHORT = ("epochs", "steps", "seed", "workers")  # settings of a preset with flags of their own
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; a mistake of the user's is told in one paragraph."""
-    parser = make_parser()
-    args, others = parser.parse_known_args(argv)
-    if others and args.command != "sample":
-        parser.error(f"unrecognized arguments: {' '.join(others)}")
-    args.options = others
+    """Run a command and return its exit code; print a mistake of the user as one paragraph."""
     try:
+        args = parse(sys.argv[1:] if argv is None else argv)
         return int(_COMMANDS[args.command](args) or 0)
     except ZooError as error:
         print(f"deq-zoo: {error}", file=sys.stderr)
@@ -46,49 +52,50 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 2
 
 
-def _with_changes(preset: Preset, args: argparse.Namespace) -> Preset:
-    """The preset as the command line wants it."""
-    from deq_zoo.values import with_settings
-    from torchdeq import DEQConfig
-
-    given = {name: value for name, value in vars(args).items() if name in DEQConfig.names()}
-    changed = with_settings(_moved(preset.with_deq(**given), args), args.set)
-    assert isinstance(changed, Preset)
-    return changed.with_deq()  # as --set has left it
-
-
-def _moved(preset: Preset, args: argparse.Namespace) -> Preset:
-    """The preset with its data where the command line says it is."""
-    return preset if args.data_dir is None else preset.with_data_dir(args.data_dir)
-
-
 def _list(args: argparse.Namespace) -> None:
-    load_presets(None if args.family is None else find_family(args.family))
-    lacking = {name for name, family in families().items() if missing(family)}
-    for name in sorted(PRESETS):
-        family = name.partition("-")[0]
-        if args.family in (None, family):
-            summary = (PRESETS[name].__doc__ or "").strip().split("\n")[0]
-            mark = f" (not installed: torchdeq[{family}])" if family in lacking else ""
-            print(f"{name:24} {summary}{mark}")
+    from deq_zoo.catalogue import entries
+
+    listed = entries(args.family)
+    if args.json:
+        print(json.dumps([entry._asdict() for entry in listed], indent=1))
+        return
+    for entry in listed:
+        print(entry)
 
 
 def _info(args: argparse.Namespace) -> None:
-    from deq_zoo.values import paths
+    from deq_zoo.catalogue import describe_preset, preset_info
+    from deq_zoo.preset import find_preset
 
     preset = _with_changes(find_preset(args.name), args)
-    model = _try_to_build(preset)
-    print((PRESETS[args.name].__doc__ or "").strip())
-    count = sum(p.numel() for p in model.parameters())
-    print(f"\n{type(model).__name__}: {count:,} parameters")
-    if preset.target is not None:
-        print(f"published: {preset.target.metric} {preset.target.value} ({preset.target.source})")
-    print("\nsettings (change one with --set KEY=VALUE):")
-    for path, _, value in paths(preset):
-        print(f"  {path} = {value}")
+    if args.json:
+        print(json.dumps(preset_info(args.name, preset), indent=1))
+        return
+    for line in describe_preset(args.name, preset):
+        print(line)
+
+
+def _with_changes(preset: Preset, args: argparse.Namespace) -> Preset:
+    """Return a preset with the changes of the command line."""
+    from deq_zoo.values import with_settings
+    from torchdeq import DEQConfig
+
+    given = vars(args)
+    flags = {name: value for name, value in given.items() if name in DEQConfig.names()}
+    short = [f"{name}={given[name]}" for name in _SHORT if given.get(name) is not None]
+    moved = _with_data_dir(preset.with_deq(**flags), args)
+    changed: Preset = with_settings(moved, [*args.set, *short], "deq-zoo info NAME shows all")
+    return changed.with_deq()  # checks the options of the DEQ that --set has changed
+
+
+def _with_data_dir(preset: Preset, args: argparse.Namespace) -> Preset:
+    """Return a preset with its data in the folder that the command line names."""
+    return preset if args.data_dir is None else preset.with_data_dir(args.data_dir)
 
 
 def _train(args: argparse.Namespace) -> int:
+    from deq_zoo.building import try_to_build
+    from deq_zoo.preset import find_preset
     from deq_zoo.run import Run
     from deq_zoo.training import make_accelerator, start_run, train
 
@@ -99,15 +106,16 @@ def _train(args: argparse.Namespace) -> int:
         run = Run.open(out)
         if run.name != args.name:
             raise ZooError(f"{out} holds a run of {run.name}, not of {args.name}")
-        preset = _moved(run.preset(), args)
+        preset = _with_data_dir(run.preset(), args)
         if _with_changes(preset, args) != preset:
             raise ZooError("a resumed run keeps its settings: drop --set and flags")
     else:
         preset = _with_changes(find_preset(args.name), args)
-    assert preset.task.steps_per_epoch  # opens the data: what is missing is told first
+        model = try_to_build(preset)
+    preset.task.open_data()  # raises for missing data before a folder is made
     accelerator = make_accelerator(preset, args.cpu)
     if not args.resume:
-        preset.task.begin(_try_to_build(preset))
+        preset.task.begin(model)
         run = start_run(out, args.name, preset, args.force, accelerator)
     result = train(
         run, preset, resume=args.resume, quiet=args.quiet, max_seconds=args.max_seconds,
@@ -127,19 +135,6 @@ def _train(args: argparse.Namespace) -> int:
     return 0
 
 
-def _try_to_build(preset: Preset) -> Any:
-    """Settings that do not fit together are told before a folder is made or replaced."""
-    import torch
-
-    with torch.random.fork_rng(devices=[]):
-        try:
-            model = preset.task.build()
-            preset.optim.make(p for p in model.parameters() if p.requires_grad)
-        except (ValueError, TypeError, KeyError, RuntimeError) as error:
-            raise ZooError(f"this preset cannot be built: {error}") from None
-    return model
-
-
 def _print_result(preset: Preset, metrics: dict[str, float], run: Any) -> None:
     if not sys.stdout.isatty():
         print(json.dumps({"run": str(run.path), **metrics}))
@@ -151,82 +146,128 @@ def _print_result(preset: Preset, metrics: dict[str, float], run: Any) -> None:
     print(f"run: {run.path}" + (f", report: {run.report}" if run.report.exists() else ""))
 
 
-def _open(args: argparse.Namespace) -> tuple[Any, Preset, Any]:
+def _open(args: argparse.Namespace) -> tuple[Model, Preset]:
+    """Return the model that the command line names, on its device, and its preset."""
     import torch
 
     from deq_zoo.loading import open_model
 
     model, preset = open_model(args.run, best=not args.last, data_dir=args.data_dir)
     accelerator = None if args.cpu else torch.accelerator.current_accelerator(check_available=True)
-    device = torch.device("cpu") if accelerator is None else accelerator
-    return model.to(device), preset, device
+    return model.to(torch.device("cpu") if accelerator is None else accelerator), preset
 
 
 def _evaluate(args: argparse.Namespace) -> None:
+    from deq_zoo.building import try_to_build
     from deq_zoo.evaluate import evaluate
+    from deq_zoo.results import describe_evaluation, evaluation_as_data
+    from deq_zoo.run import as_json
     from deq_zoo.weights import load_weights
 
-    model, preset, device = _open(args)
-    changed = _with_changes(preset, args)
+    trained, preset = _open(args)
+    changed, model = _with_changes(preset, args), trained
     if changed != preset:
-        weights = model.state_dict()
-        model = _try_to_build(changed).to(device)
-        load_weights(model, weights, str(args.run))
-    found = evaluate(changed.task, model, "test", thorough=True)
-    print(json.dumps({"metrics": dict(found.metrics), "solver": found.solver.summary()}, indent=1))
-
-
-def _predict(args: argparse.Namespace) -> None:
-    model, preset, _ = _open(args)
-    missing = [str(file) for file in args.files if not file.exists()]
-    if missing:
-        raise ZooError(f"no such file: {', '.join(missing)}")
-    out = OutFolder(args.out or Path("predictions"), asked=args.out is not None)
-    for result in preset.task.predict(model, args.files, out):
-        print(result.text if isinstance(result, Prediction) else result, flush=True)
-
-
-def _sample(args: argparse.Namespace) -> None:
-    from deq_zoo.values import paths, with_settings
-
-    model, preset, _ = _open(args)
-    options = preset.task.sampling()
-    if args.list:
-        for name, _, value in paths(options):
-            print(f"--{name.replace('_', '-')} (default: {value})")
+        model = try_to_build(changed, trained.facts or None).to(trained.device)
+        load_weights(model, trained.state_dict(), str(args.run))
+        model.facts = trained.facts
+    if args.split == "val" and changed.task.val_set is None:
+        raise ZooError(f"{args.run} has no validation data: use --split test")
+    evaluation = evaluate(changed.task, model, args.split, thorough=True)
+    if args.json:
+        print(as_json(evaluation_as_data(evaluation, args.split)))
         return
-    options = with_settings(options, _as_settings(args.options))
-    for result in preset.task.sample(model, options, OutFolder(args.out)):
-        print(result.text, flush=True)
+    for line in describe_evaluation(evaluation, changed.task):
+        print(line)
 
 
-def _as_settings(words: Sequence[str]) -> list[str]:
-    """`--scale 4`, `--scale=4` and `scale=4` all read `scale=4`."""
+def _predict(args: argparse.Namespace) -> int:
+    from deq_zoo.results import show_results
+
+    out = _out_folder(args, "predictions")
+    model, preset = _open(args)
+    results = preset.task.predict(model, args.files, out)
+    return show_results(results, out, _listing("predictions"), args.json)
+
+
+def _sample(args: argparse.Namespace) -> int:
+    from deq_zoo.help import format_sampling, open_preset
+    from deq_zoo.results import show_results
+    from deq_zoo.values import with_settings
+
+    options = open_preset(args.run)[1].task.sampling()
+    if args.list:
+        print(format_sampling(options))
+        return 0
+    options = with_settings(options, _as_settings(args.others, options))
+    out = _out_folder(args, "samples")
+    model, preset = _open(args)
+    results = preset.task.sample(model, options, out)
+    return show_results(results, out, _listing("samples"), args.json)
+
+
+def _out_folder(args: argparse.Namespace, default: str) -> OutFolder:
+    """Return the folder for results; raise if their listing would replace a file."""
+    out = OutFolder(args.out or Path(default), args.force, asked=args.out is not None)
+    if out.asked:
+        out.check([_listing(default)])
+    return out
+
+
+def _listing(folder: str) -> str:
+    """Return the name of the file that lists all results in a folder."""
+    return f"{folder}.jsonl"
+
+
+def _as_settings(words: Sequence[str], options: Any) -> list[str]:
+    """Return `--scale 4`, `--scale=4` and `scale=4` as `scale=4`.
+
+    Args:
+        words: from the command line.
+        options: the options of sampling, which the words should name.
+    """
+    from deq_zoo.values import walk
+
+    flags = {f"--{field.path.replace('_', '-')}" for field in walk(options)}
     settings = []
-    left = iter(words)
-    for word in left:
-        name, equals, value = word.removeprefix("--").partition("=")
-        if not equals and word.startswith("--"):
-            given = next(left, None)
-            if given is None:
-                raise ZooError(f"{word} needs a value")
-            value, equals = given, "="
-        if not equals:
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        flag = f"--{name.removeprefix('--').replace('_', '-')}"
+        if not equals and not word.startswith("-"):
             raise ZooError(f"options of sampling read --name value or name=value, got {word!r}")
-        settings.append(f"{name.replace('-', '_')}={value}")
+        if flag not in flags:
+            raise ZooError(f"unknown option {flag!r}{suggest(flag, flags | _SAMPLE_FLAGS)}")
+        if not equals:
+            following = next(rest, None)
+            if following is None:
+                raise ZooError(f"{word} needs a value")
+            value = following
+        settings.append(f"{flag.removeprefix('--').replace('-', '_')}={value}")
     return settings
 
 
 def _convert(args: argparse.Namespace) -> None:
-    from deq_zoo.convert import convert_file
+    from deq_zoo.building import try_to_build
+    from deq_zoo.convert import convert_file, export_file
+    from deq_zoo.preset import find_preset
 
+    if args.to_authors == (args.preset is not None):
+        raise ZooError(
+            "convert reads weights of the authors with --preset NAME, or writes weights of ours in "
+            "their layout with --to-authors --out FILE"
+        )
+    if args.to_authors and args.out is None:
+        raise ZooError("--to-authors needs --out FILE, which ends with .safetensors or .pth")
     out = args.out or args.file.with_suffix(".safetensors")
     if out.exists() and not args.force:
         raise ZooError(f"{out} exists already: choose another --out, or replace it with --force")
-    preset = _with_changes(find_preset(args.preset), args)
-    _try_to_build(preset)
-    count = convert_file(args.file, preset, args.preset, out)
-    print(f"{count} tensors written to {out}")
+    if args.to_authors:
+        count, key = export_file(args.file, out, best=not args.last), ""
+    else:
+        preset = _with_changes(find_preset(args.preset), args)
+        try_to_build(preset)
+        count, key = convert_file(args.file, preset, args.preset, out, args.key)
+    print(f"{count} tensors{f' of {key!r}' if key else ''} written to {out}")
 
 
 def _report(args: argparse.Namespace) -> None:
@@ -234,7 +275,7 @@ def _report(args: argparse.Namespace) -> None:
     from deq_zoo.run import Run
 
     run = Run.open(args.run)
-    write_report(run, _moved(run.preset(), args))
+    write_report(run, _with_data_dir(run.preset(), args))
     print(run.report)
 
 

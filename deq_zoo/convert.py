@@ -1,66 +1,206 @@
-"""Weights released by the authors of the models, as checkpoints of ours."""
+"""Weights released by the authors of the models, as checkpoints of ours, and the other way."""
 
 from __future__ import annotations
 
-import pickle
+import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
+from safetensors.torch import save
+from torch import Tensor, nn
 
 from deq_zoo.checkpoint import Checkpoint
-from deq_zoo.errors import CheckpointError
+from deq_zoo.errors import CheckpointError, ZooError
+from deq_zoo.files import write_atomically
+from deq_zoo.loading import open_model
 from deq_zoo.preset import Preset
+from deq_zoo.task import Converted, Task, Weights
 from deq_zoo.values import to_data
+from deq_zoo.weight_files import read_content
 from deq_zoo.weights import load_weights
 
+#: Keys under which training programs save a state_dict.
+_KEYS = ("state_dict", "model_state_dict", "model", "net", "ema")
+_LISTED = 5  # keys and items that an error names
+_REASON = 200  # characters of the converter's own error
 
-def convert_file(source: Path, preset: Preset, name: str, out: Path) -> int:
-    """Convert a file for a preset; returns how many tensors it holds."""
+
+class Conversion(NamedTuple):
+    """How many tensors were converted, and the key in the file that they were under."""
+
+    tensors: int
+    key: str
+
+
+class Part(NamedTuple):
+    """A state_dict in a file, and the key it was under, e.g. `checkpoint.ema`."""
+
+    state: dict[str, Tensor]
+    key: str
+
+
+def convert_file(
+    source: Path, preset: Preset, name: str, out: Path, key: str | None = None
+) -> Conversion:
+    """Convert a file of the authors for a preset.
+
+    Args:
+        source: the file.
+        preset: the preset.
+        name: its name.
+        out: the checkpoint to write.
+        key: where in the file the weights are, e.g. `ema`; None looks for them.
+    """
     if out.resolve() == source.resolve():
         raise CheckpointError(f"{source} would be overwritten: choose another --out")
-    weights, facts = preset.task.from_authors(read_state(source))
+    part = find_state(read_content(source), str(source), key, preset.task)
+    weights, facts = _from_authors(preset.task, part.state, str(source), name)
     model = preset.task.build(facts)
     load_weights(model, weights, str(source))
+    _check_finite(model, str(source))
     config = {"name": name, "preset": to_data(preset)}
     Checkpoint(0, model.state_dict(), config=config, facts=facts).save(out)
-    return len(weights)
+    return Conversion(len(weights), part.key)
 
 
-def read_state(source: Path) -> dict[str, Tensor]:
-    """The state_dict in a `.safetensors` or `.pth` file; nothing but tensors is unpickled."""
-    if not source.exists():
-        raise CheckpointError(f"there is no file {source}")
+def export_file(source: Path, out: Path, best: bool = True) -> int:
+    """Write the weights of a run or checkpoint as the authors' programs read them.
+
+    Args:
+        source: run folder or checkpoint file.
+        out: the file to write; `.safetensors`, or `.pth` or `.pt` for `torch.save`.
+        best: take the best weights of a run, not the last ones.
+    """
+    if out.suffix not in (".safetensors", ".pth", ".pt"):
+        raise ZooError(f"--out ends with .safetensors or .pth, got {out}")
+    model, preset = open_model(source, best)
+    _check_finite(model, str(source))
+    state = preset.task.to_authors(model.state_dict())
+    state = {key: value.detach().cpu().contiguous().clone() for key, value in state.items()}
+    if out.suffix == ".safetensors":
+        write_atomically(out, save(state))
+    else:
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        write_atomically(out, buffer.getvalue())
+    return len(state)
+
+
+def _check_finite(model: nn.Module, source: str) -> None:
+    """Raise `CheckpointError` if a parameter is NaN or infinite."""
+    for name, value in model.named_parameters():
+        if not value.isfinite().all():
+            raise CheckpointError(
+                f"{name} in {source} holds NaN or infinity: the file is damaged, or the training "
+                "that wrote it diverged"
+            )
+
+
+def read_state(source: Path, key: str | None = None) -> dict[str, Tensor]:
+    """Return the state_dict in a `.safetensors` or `.pth` file; no code in the file is run."""
+    return find_state(read_content(source), str(source), key).state
+
+
+def bare_state(content: Any, source: str) -> dict[str, Tensor]:
+    """Return the state_dict in the content of a file; see `find_state`."""
+    return find_state(content, source).state
+
+
+def find_state(content: Any, source: str, key: str | None = None, task: Task | None = None) -> Part:
+    """Return the state_dict in the content of a file, without the prefix `module.` of its keys.
+
+    It is the part that `key` names, or else that `task.pick_state` returns, or else the content
+    itself or the only part under a usual key. Two parts that may be meant are an error.
+
+    Args:
+        content: the content.
+        source: the name of the file, for errors.
+        key: the keys of a part, joined by dots; numbers are positions in lists.
+        task: the task that the weights are for.
+    """
+    picked = task.pick_state(content) if task is not None and key is None else None
+    path = "" if key is None else key
+    part = content if key is None else _descend(content, source, key)
+    if picked is not None:
+        part = picked
+    while isinstance(part, Mapping) and not _is_state(part):
+        keys = [k for k in _KEYS if isinstance(part.get(k), Mapping) and part[k]]
+        if len(keys) > 1:
+            raise CheckpointError(
+                f"{source} has weights under {' and '.join(map(repr, keys))}: choose with --key "
+                f"{keys[0]}"
+            )
+        if not keys:
+            break
+        part, path = part[keys[0]], f"{path}.{keys[0]}".lstrip(".")
+    _check_state(part, content, source)
+    return Part({name.removeprefix("module."): value for name, value in part.items()}, path)
+
+
+def _from_authors(task: Task, state: Weights, source: str, name: str) -> Converted:
+    """Convert weights; an error of the converter means that they belong to another model."""
     try:
-        held: Any = load_file(source) if source.suffix == ".safetensors" else _unpickle(source)
-    except (OSError, SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        return task.from_authors(state)
+    except (KeyError, ValueError, TypeError, IndexError, AttributeError, RuntimeError) as error:
+        reason = " ".join(f"{type(error).__name__} {error}".split())[:_REASON]
         raise CheckpointError(
-            f"{source} cannot be read as weights: {reason} (only tensors are read, nothing is run)"
+            f"{source} does not have the weights of {name}: {reason}; its keys are "
+            f"{_listed(sorted(state))}"
         ) from None
-    return bare_state(held, str(source))
 
 
-def bare_state(held: Any, source: str) -> dict[str, Tensor]:
-    """The state_dict in what a file holds: itself, or under a usual key; no `module.` prefix."""
-    state = held
-    for key in ("state_dict", "model_state_dict", "model"):
-        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
-            state = state[key]
-    if not isinstance(state, Mapping) or not state:
+def _is_state(part: Any) -> bool:
+    return (
+        isinstance(part, Mapping)
+        and bool(part)
+        and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in part.items())
+    )
+
+
+def _descend(content: Any, source: str, key: str) -> Any:
+    """Return the part of the content that a dotted key names."""
+    part = content
+    for name in key.split("."):
+        if isinstance(part, Mapping) and name in part:
+            part = part[name]
+        elif isinstance(part, (list, tuple)) and name.isdecimal() and int(name) < len(part):
+            part = part[int(name)]
+        else:
+            raise CheckpointError(f"{source} has nothing under {key!r}: it is {_describe(part)}")
+    return part
+
+
+def _check_state(part: Any, content: Any, source: str) -> None:
+    """Raise unless a part is a dict of tensors; name other parts that are."""
+    if _is_state(part):
+        return
+    parts = dict(enumerate(content)) if isinstance(content, (list, tuple)) else content
+    others = [str(k) for k, v in parts.items() if _is_state(v)] if isinstance(parts, dict) else []
+    if not others and isinstance(part, Mapping) and part:
+        wrong = next(k for k, v in part.items() if not isinstance(v, Tensor))
         raise CheckpointError(
-            f"{source} should be a dict of tensors, or have one as 'state_dict': got "
-            f"{sorted(map(str, held)) if isinstance(held, Mapping) else type(held).__name__}"
+            f"{wrong!r} in {source} is no tensor: {type(part[wrong]).__name__}; expected a dict of "
+            "tensors"
         )
-    for key, value in state.items():
-        if not isinstance(key, str) or not isinstance(value, Tensor):
-            raise CheckpointError(f"{key!r} in {source} is no tensor: {type(value).__name__}")
-    return {key.removeprefix("module."): value for key, value in state.items()}
+    hint = f"; there are dicts of tensors under {_listed(others)}: choose with --key" * bool(others)
+    raise CheckpointError(
+        f"{source} should be a dict of tensors, or have one as 'state_dict': it is "
+        f"{_describe(content)}{hint}"
+    )
 
 
-def _unpickle(source: Path) -> Any:
-    return torch.load(source, map_location="cpu", weights_only=True)
+def _describe(content: Any) -> str:
+    if isinstance(content, Mapping):
+        keys = _listed(list(map(str, content)))
+        return f"a dict with the keys {keys}" if content else "an empty dict"
+    if isinstance(content, (list, tuple)):
+        kinds = [type(item).__name__ for item in content]
+        return f"a {type(content).__name__} of {len(kinds)} items ({_listed(kinds)})"
+    return f"a {type(content).__name__}"
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more

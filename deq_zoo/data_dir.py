@@ -21,5 +21,5 @@ def data_folder(data_dir: str | Path | None, data: str, files: str = "its files"
         )
     folder = Path(data_dir)
     if not folder.is_dir():
-        raise DataError(f"there is no folder {folder}: it should hold {files} ({data})")
+        raise DataError(f"there is no folder {folder}: it should contain {files} ({data})")
     return folder

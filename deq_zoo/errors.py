@@ -1,16 +1,16 @@
-"""Errors that a person at a terminal should read as one paragraph, not as a traceback."""
+"""Errors that the command line prints as one paragraph, without a traceback."""
 
 
 class ZooError(Exception):
-    """Something the user can put right; the message says what, and how."""
+    """An error that the user can correct; the message says what is wrong and what to do."""
 
 
 class DataError(ZooError):
-    """Data that is missing, or not what it should be."""
+    """Data that is missing, damaged or of another kind than expected."""
 
 
 class CheckpointError(ZooError):
-    """A checkpoint that cannot be read, or does not fit."""
+    """A checkpoint that cannot be read, or does not fit the model."""
 
 
 class MissingPackage(ZooError):

@@ -1,7 +1,7 @@
-"""Families of models: what each one declares, and where declarations are found.
+"""Families of models: what each one declares, and where the declarations are.
 
-Nothing here imports torch: `deq-zoo list` and `--help` read declarations alone. A family outside of
-this package is found by an entry point of the group `deq_zoo.families`:
+Nothing here imports torch: `deq-zoo list` and `--help` read declarations alone. A package outside
+of the zoo adds a family by an entry point of the group `deq_zoo.families`:
 
     [project.entry-points."deq_zoo.families"]
     mine = "my_package.family:FAMILY"
@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import ast
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeGuard
 
 from deq_zoo.errors import ZooError
+from deq_zoo.spelling import suggest
 
 GROUP = "deq_zoo.families"
 _BUILT_IN = ("diffusion", "flow", "ignn", "inr", "lm", "mdeq")
@@ -78,23 +79,28 @@ def families() -> dict[str, Family]:
 
 def find_family(name: str) -> Family:
     """Return the family of a name, or of the preset of that name; raise if there is none."""
-    known = families()
-    family = known.get(name) or known.get(name.partition("-")[0])
+    by_name = families()
+    family = by_name.get(name) or by_name.get(name.partition("-")[0])
     if family is None:
-        from torchdeq.registry import suggest  # imports torch, which an error may
-
-        raise ZooError(f"unknown family {name!r}{suggest(name, known)}")
+        raise ZooError(f"unknown family {name!r}{suggest(name, by_name)}")
     return family
 
 
 def preset_summaries(family: Family) -> dict[str, str]:
     """Return the first line about each preset of a family, by name.
 
-    The source of the module is read, not run: that would import torch.
+    The source of the module is parsed, not run, since running it would import torch. The result is
+    empty unless every preset is a function with the decorator `@PRESETS.register("name")`; then
+    `deq_zoo.preset.summaries` imports the module.
     """
     source = _source(family.presets)
-    found = dict(_read_summaries(ast.parse(source.read_text()))) if source else {}
-    return found or _imported_summaries(family)
+    if source is None:
+        return {}
+    try:
+        return _read_summaries(ast.parse(source.read_text(encoding="utf-8")))
+    except (OSError, SyntaxError, ValueError) as error:
+        _log.warning("the presets of %r cannot be read: %r", family.name, error)
+        return {}
 
 
 @cache
@@ -104,8 +110,8 @@ def _built_in() -> dict[str, Family]:
 
 @cache
 def _installed() -> dict[str, Family]:
-    found = (_load(point) for point in entry_points(group=GROUP))
-    return {family.name: family for family in found if family is not None}
+    loaded = (_load(point) for point in entry_points(group=GROUP))
+    return {family.name: family for family in loaded if family is not None}
 
 
 def _load(point: EntryPoint) -> Family | None:
@@ -124,28 +130,28 @@ def _load(point: EntryPoint) -> Family | None:
 def _source(module: str) -> Path | None:
     """Return the file of a module without importing the packages around it."""
     package, *inner = module.split(".")
-    spec = find_spec(package)
-    places = (spec.submodule_search_locations if spec else None) or []
-    files = [Path(place, *inner).with_suffix(".py") for place in places] if inner else []
+    try:
+        spec = find_spec(package)
+    except (ImportError, ValueError):  # ValueError: a module that was made by hand
+        return None
+    if spec is None or not inner:
+        return None if spec is None or spec.origin is None else Path(spec.origin)
+    stems = [Path(place, *inner) for place in spec.submodule_search_locations or ()]
+    files = (file for stem in stems for file in (stem.with_suffix(".py"), stem / "__init__.py"))
     return next((file for file in files if file.is_file()), None)
 
 
-def _read_summaries(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
-            for call in node.decorator_list:
-                if isinstance(call, ast.Call) and ast.unparse(call.func) == "PRESETS.register":
-                    name = ast.literal_eval(call.args[0])
-                    yield str(name), (ast.get_docstring(node) or "").partition("\n")[0]
-
-
-def _imported_summaries(family: Family) -> dict[str, str]:
-    """Return the summaries of presets that are not written as decorated functions."""
-    from deq_zoo.preset import PRESETS, load_presets
-
-    load_presets(family)
-    return {
-        name: (PRESETS[name].__doc__ or "").strip().partition("\n")[0]
-        for name in PRESETS
-        if name.partition("-")[0] == family.name
+def _read_summaries(tree: ast.Module) -> dict[str, str]:
+    """Return the summaries of presets in a module; none if it registers one in another way."""
+    summaries = {
+        str(call.args[0].value): (ast.get_docstring(node) or "").partition("\n")[0]
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        for call in node.decorator_list
+        if _registers(call) and call.args and isinstance(call.args[0], ast.Constant)
     }
+    return summaries if len(summaries) == sum(map(_registers, ast.walk(tree))) else {}
+
+
+def _registers(node: ast.AST) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and ast.unparse(node.func).endswith("PRESETS.register")

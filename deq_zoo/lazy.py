@@ -1,4 +1,4 @@
-"""Packages whose names are imported when they are used: a declaration must not import torch."""
+"""Packages that import a name when it is used, so that reading a declaration imports no torch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]
     """Return a `__getattr__` for a package.
 
     Args:
-        package: its `__name__`.
+        package: the `__name__` of the package.
         modules: the modules, below the package, that define its public names.
     """
 
-    def find(name: str) -> Any:
+    def import_name(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(f"{package}.{modules[name]}"), name)
 
-    return find
+    return import_name

@@ -31,7 +31,12 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """Half a cosine from 1 to `floor`, after a linear rise over `warmup` steps."""
+    """Half a cosine from 1 to `floor`, after a linear rise over `warmup` steps.
+
+    Args:
+        floor: rate at the end, relative to the highest.
+        warmup: updates in which the rate rises.
+    """
 
     floor: float = 0.0
     warmup: int = 0
@@ -45,7 +50,12 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True)
 class OneCycle(Schedule):
-    """A linear rise over a share `rise` of the steps and a linear fall to `floor`."""
+    """A linear rise over a share `rise` of the steps and a linear fall to `floor`.
+
+    Args:
+        rise: share of the updates in which the rate rises, from 0 to 1.
+        floor: rate at the end, relative to the highest.
+    """
 
     rise: float = 0.05
     floor: float = 0.0
@@ -59,7 +69,12 @@ class OneCycle(Schedule):
 
 @dataclass(frozen=True)
 class MultiStep(Schedule):
-    """Multiplied by `decay` after each of the given shares of the steps."""
+    """A rate that is multiplied by `decay` after each of the given shares of the steps.
+
+    Args:
+        at: shares of the updates after which the rate drops, from 0 to 1.
+        decay: factor of each drop.
+    """
 
     at: tuple[float, ...] = (0.5, 0.75)
     decay: float = 0.1
@@ -73,10 +88,10 @@ class LinearOneCycle(Schedule):
     """PyTorch's one-cycle policy with straight lines.
 
     Args:
-        rise: share of the steps in which the rate rises.
-        start: rate of the first step, relative to the highest.
-        end: rate of the last one, relative to the first.
-        extra: steps that the cycle is longer than training.
+        rise: share of the updates in which the rate rises, from 0 to 1.
+        start: rate of the first update, relative to the highest.
+        end: rate of the last update, relative to the first.
+        extra: updates by which the cycle is longer than training.
     """
 
     rise: float = 0.05
@@ -98,7 +113,7 @@ class WarmCosine(Schedule):
     """Linear over `warmup` updates, then a cosine that began with the run: it drops a little.
 
     Args:
-        warmup: updates of the rise.
+        warmup: updates in which the rate rises.
         loud_start: make the first update at the full rate, as the published runs did.
     """
 
@@ -141,7 +156,15 @@ class Optim(ABC):
 
 @dataclass(frozen=True)
 class SGD(Optim):
-    """Stochastic gradient descent with momentum."""
+    """Stochastic gradient descent with momentum.
+
+    Args:
+        lr: learning rate.
+        momentum: share of the last update that is kept, from 0 to 1.
+        nesterov: use Nesterov's momentum.
+        weight_decay: factor of the weights that is added to the gradient.
+        schedule: the learning rate over the run.
+    """
 
     lr: float = 0.1
     momentum: float = 0.9
@@ -161,7 +184,16 @@ class SGD(Optim):
 
 @dataclass(frozen=True)
 class Adam(Optim):
-    """Adam; weight decay is decoupled from the gradient (AdamW), or added to it."""
+    """Adam; weight decay is decoupled from the gradient (AdamW), or added to it.
+
+    Args:
+        lr: learning rate.
+        betas: decay rates of the means of the gradient and of its square.
+        eps: number added to the root of the squared gradient's mean.
+        weight_decay: strength of the weight decay.
+        decoupled: apply the weight decay to the weights (AdamW), not to the gradient (Adam).
+        schedule: the learning rate over the run.
+    """
 
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)

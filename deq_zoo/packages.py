@@ -1,4 +1,4 @@
-"""Optional packages: whether they are there, and errors that say what to install.
+"""Optional packages: which are missing, and errors that say what to install.
 
 An extra of `pyproject.toml` has the name of its family: `pip install 'torchdeq[flow]'`.
 """
@@ -33,9 +33,9 @@ def optional(module: str, extra: str, purpose: str) -> Any:
     """Import a module, or raise `MissingPackage` with the command that installs it.
 
     Args:
-        module: its name.
-        extra: the extra that has its package.
-        purpose: what needs the module, the subject of the error's sentence.
+        module: the name of the module.
+        extra: the extra of `pyproject.toml` that installs it.
+        purpose: what needs the module: the subject of the error's sentence, in the plural.
     """
     try:
         return import_module(module)

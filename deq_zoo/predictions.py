@@ -1,4 +1,4 @@
-"""What `predict` and `sample` yield, and the folder they write to."""
+"""The results that `predict` and `sample` yield, and the folder that they write to."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Prediction:
     """A result.
 
     Args:
-        source: what it was made from, e.g. the path of a file.
-        text: for people, one line.
-        data: for programs: plain values that JSON can hold.
-        files: that were written.
+        source: the input, e.g. the path of a file.
+        text: one line for people.
+        data: plain values for programs, as JSON has them.
+        files: the files that were written.
     """
 
     source: str
@@ -30,7 +30,12 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Failure:
-    """An input without a result: the others go on."""
+    """An input without a result, which does not end the work on the others.
+
+    Args:
+        source: the input.
+        reason: why there is no result.
+    """
 
     source: str
     reason: str
@@ -40,7 +45,7 @@ Results = Iterator[Prediction | Failure]
 
 
 def predict_each(paths: Iterable[Path], predict: Callable[[Path], Prediction]) -> Results:
-    """Yield the prediction of every file, or why there is none: a broken file spoils no other."""
+    """Yield the prediction of every file; a file that cannot be read yields a `Failure`."""
     for path in paths:
         try:
             yield predict(path)
@@ -54,10 +59,12 @@ class OutFolder:
     Args:
         path: the folder.
         force: replace files that are there already.
-        asked: whether the user named the folder; a result that is text needs no file otherwise.
+        asked: whether the user named the folder; if not, results that fit in a line need no file.
     """
 
     def __init__(self, path: Path, force: bool = False, *, asked: bool = True) -> None:
+        if path.exists() and not path.is_dir():
+            raise ZooError(f"{path} is a file: --out names a folder")
         self.path, self.force, self.asked = path, force, asked
 
     def check(self, names: Iterable[str]) -> None:

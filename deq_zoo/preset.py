@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -10,18 +11,25 @@ from typing import Any, Literal
 
 from deq_zoo.checks import check_fields
 from deq_zoo.errors import ZooError
-from deq_zoo.family import Family, families
+from deq_zoo.family import Family, families, preset_summaries
 from deq_zoo.optim import Adam, Optim
 from deq_zoo.packages import require_family
+from deq_zoo.spelling import suggest
 from deq_zoo.task import Task
 from deq_zoo.uses import NORM
 from torchdeq import get_deq
-from torchdeq.registry import Registry, suggest
+from torchdeq.registry import Registry
 
 
 @dataclass(frozen=True)
 class Target:
-    """A published result to compare with."""
+    """A published result to compare with.
+
+    Args:
+        metric: the name of the metric.
+        value: the published value.
+        source: where it was published.
+    """
 
     metric: str
     value: float
@@ -35,18 +43,18 @@ class Preset:
     Args:
         task: model, data, loss and score.
         optim: optimiser and schedule.
-        steps: updates; 0 takes `epochs`.
-        epochs: passes through the data, if `steps` is 0.
+        steps: number of updates; 0 if the length is given by `epochs`.
+        epochs: passes through the training data; 0 if the length is given by `steps`.
         accumulate: batches per update.
-        clip: largest norm of the gradient; 0 leaves it alone.
-        clip_value: largest magnitude of its entries; 0 leaves them alone.
-        precision: of the model's arithmetic: no, bf16 or fp16.
-        seed: of initialisation, data order and everything random.
+        clip: largest norm of the gradient; 0 does not clip.
+        clip_value: largest magnitude of an entry of the gradient; 0 does not clip.
+        precision: mixed precision of the arithmetic; `no` is float32.
+        seed: seed of initialisation, data order and all other randomness.
         log_every: updates between two lines of the log.
-        eval_every: updates between two evaluations; 0 is once per epoch.
+        eval_every: updates between two evaluations; 0 evaluates once per epoch.
         save_every: updates between two checkpoints.
-        workers: processes that make batches; None lets the machine and the task decide.
-        target: the published result.
+        workers: processes that make batches; `none` lets the machine and the task decide.
+        target: the published result to compare with.
     """
 
     task: Task
@@ -119,19 +127,33 @@ PRESETS: Registry[Callable[[], Preset]] = Registry("preset")
 
 
 def load_presets(family: Family | None = None) -> None:
-    """Import the presets of one family, or of all."""
+    """Import the presets of one family, or of all; raise `ZooError` if that fails."""
     for each in families().values() if family is None else [family]:
-        import_module(each.presets)
+        try:
+            import_module(each.presets)
+        except ImportError as error:
+            require_family(each)  # a missing package is the likeliest reason
+            raise ZooError(f"the presets of {each.name} cannot be imported: {error}") from None
 
 
 def find_preset(name: str) -> Preset:
     """Return the preset of that name; raise if there is none, or if its packages are missing."""
     family = families().get(name.partition("-")[0])
-    if name not in PRESETS:
+    if name not in PRESETS and family is not None:
         load_presets(family)
     if name not in PRESETS:
-        load_presets()
-        raise ZooError(f"unknown preset {name!r}{suggest(name, PRESETS)}")
+        names = {*PRESETS, *(each for other in families().values() for each in summaries(other))}
+        raise ZooError(f"unknown preset {name!r}{suggest(name, names, 'deq-zoo list shows all')}")
     if family is not None:
         require_family(family)
     return PRESETS[name]()
+
+
+def summaries(family: Family) -> dict[str, str]:
+    """Return the first line about each preset of a family; import them if there is no other way."""
+    if lines := preset_summaries(family):
+        return lines
+    with suppress(ZooError):
+        load_presets(family)
+    names = [name for name in PRESETS if name.partition("-")[0] == family.name]
+    return {name: (PRESETS[name].__doc__ or "").strip().partition("\n")[0] for name in names}

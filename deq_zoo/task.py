@@ -210,6 +210,16 @@ class Task(ABC):
         """Return examples for the report."""
         return []
 
+    def pick_state(self, content: Any) -> Weights | None:
+        """Return the weights in a file of the authors' programs, e.g. the EMA of a checkpoint.
+
+        None lets the frame look for a dict of tensors: the content itself, or under a usual key.
+
+        Args:
+            content: what the file holds: tensors, numbers and text in dicts and lists.
+        """
+        return None
+
     def from_authors(self, state: Weights) -> Converted:
         """Return a state_dict of the authors' release as one of ours."""
         raise ZooError(f"{type(self).__name__} has no released weights to convert")

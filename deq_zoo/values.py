@@ -1,24 +1,23 @@
 """Typed configurations: to and from plain data, and changed from the command line.
 
-A configuration is a frozen dataclass of numbers, strings, tuples and further dataclasses. What is
-written to a run folder names the classes, so that it reads back as the same value.
+A configuration is a frozen dataclass of numbers, strings, tuples and further dataclasses. The plain
+data names the classes, so that reading it gives the same value again.
 """
 
 from __future__ import annotations
 
-import ast
 import types
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from deq_zoo.errors import ZooError
 from deq_zoo.family import families
 from deq_zoo.packages import require_family
+from deq_zoo.parsing import parse
+from deq_zoo.spelling import suggest
 from torchdeq import DEQConfig
-from torchdeq.registry import suggest
 
 _TRUSTED = {"deq_zoo", "torchdeq"}  # packages whose classes a file may name
 #: Classes under the names by which earlier versions wrote them.
@@ -43,14 +42,14 @@ def _trusted() -> set[str]:
 
 
 def to_data(value: Any) -> Any:
-    """A configuration as JSON can hold it."""
+    """Return a configuration as plain values for JSON."""
     if is_dataclass(value) and not isinstance(value, type):
         kind = type(value)
         names = [f.name for f in fields(value) if f.init]
-        if isinstance(value, DEQConfig):  # an option that was left alone is not the same as given
+        if isinstance(value, DEQConfig):  # an option set to its default differs from one not set
             names = [name for name in names if name in value.given]
-        held = {name: to_data(getattr(value, name)) for name in names}
-        return {"class": f"{kind.__module__}:{kind.__qualname__}", **held}
+        values = {name: to_data(getattr(value, name)) for name in names}
+        return {"class": f"{kind.__module__}:{kind.__qualname__}", **values}
     if isinstance(value, (tuple, list)):
         return [to_data(item) for item in value]
     if isinstance(value, Mapping):
@@ -61,21 +60,21 @@ def to_data(value: Any) -> Any:
 
 
 def from_data(data: Any) -> Any:
-    """The configuration that `to_data` wrote."""
+    """Return the configuration that `to_data` wrote."""
     if isinstance(data, Mapping) and "class" in data:
         kind = _class(data["class"])
         hints = get_type_hints(kind)
-        known = {f.name for f in fields(kind) if f.init}
+        names = {f.name for f in fields(kind) if f.init}
         former = getattr(kind, "former_fields", {})
-        named = {former.get(k, k): v for k, v in data.items() if k != "class"}
-        held = {k: v for k, v in named.items() if k is not None}
-        unknown = [name for name in held if name not in known]
+        renamed = {former.get(k, k): v for k, v in data.items() if k != "class"}
+        values = {k: v for k, v in renamed.items() if k is not None}
+        unknown = [name for name in values if name not in names]
         if unknown:
             raise ZooError(
-                f"{data['class']} has no field {unknown[0]!r}{suggest(unknown[0], known)}; another "
+                f"{data['class']} has no field {unknown[0]!r}{suggest(unknown[0], names)}; another "
                 "version wrote the file"
             )
-        return kind(**{name: _shaped(from_data(v), hints[name]) for name, v in held.items()})
+        return kind(**{name: _shaped(from_data(v), hints[name]) for name, v in values.items()})
     if isinstance(data, Mapping):
         return {key: from_data(value) for key, value in data.items()}
     if isinstance(data, Sequence) and not isinstance(data, str):
@@ -84,6 +83,7 @@ def from_data(data: Any) -> Any:
 
 
 def _class(path: str) -> type[Any]:
+    """Return the dataclass that a file names, if the file may name it."""
     module, _, name = _MOVED.get(path, path).partition(":")
     package, _, inner = module.partition(".")
     runs = module.rsplit(".", 1)[-1] == "__main__"  # a program, not a module
@@ -102,64 +102,100 @@ def _class(path: str) -> type[Any]:
     return kind
 
 
-def paths(value: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Every settable field below a configuration: its dotted path, type and value."""
-    hints = get_type_hints(type(value))
-    for f in fields(value):
+class Field(NamedTuple):
+    """A field somewhere below a configuration.
+
+    Args:
+        owner: the dataclass that has it.
+        name: the name in `owner`.
+        path: the dotted name from the configuration on.
+        kind: the type.
+        value: the value.
+    """
+
+    owner: Any
+    name: str
+    path: str
+    kind: Any
+    value: Any
+
+
+def walk(config: Any, prefix: str = "") -> Iterator[Field]:
+    """Yield every field below a configuration that is not a configuration itself."""
+    hints = get_type_hints(type(config))
+    for f in fields(config):
         if not f.init:
             continue
-        path, held = f"{prefix}{f.name}", getattr(value, f.name)
-        if is_dataclass(held) and not isinstance(held, type):
-            yield from paths(held, f"{path}.")
+        path, value = f"{prefix}{f.name}", getattr(config, f.name)
+        if is_dataclass(value) and not isinstance(value, type):
+            yield from walk(value, f"{path}.")
         else:
-            yield path, hints[f.name], held
+            yield Field(config, f.name, path, hints[f.name], value)
 
 
-def with_settings(value: Any, settings: Sequence[str]) -> Any:
-    """The configuration with `path=value` settings applied.
+def paths(config: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the dotted path, the type and the value of every field below a configuration."""
+    for field in walk(config):
+        yield field.path, field.kind, field.value
+
+
+def with_settings(config: Any, settings: Sequence[str], all_names: str = "") -> Any:
+    """Return a configuration with `path=value` settings applied.
 
     A path may be shortened to its last parts as long as one field alone ends with them. All are
-    applied at once: a setting may need another that comes after it. Of fields that exclude each
-    other, the last one set counts.
+    applied together, since one may need another that comes after it. Of `steps` and `epochs`, the
+    last one set counts.
+
+    Args:
+        config: the configuration.
+        settings: the changes.
+        all_names: where users read the names of all settings, for errors.
     """
     parsed: list[tuple[str, Any]] = []
-    known = {path: kind for path, kind, _ in paths(value)}
+    kinds = {field.path: field.kind for field in walk(config)}
     for setting in settings:
-        path, equals, text = setting.partition("=")
+        name, equals, text = setting.partition("=")
         if not equals:
             raise ZooError(f"a setting reads key=value, got {setting!r}")
-        full = _complete(path, known)
-        parsed.append((full, _parse(text, known[full], full)))
+        path = _complete(name, kinds, all_names)
+        parsed.append((path, parse(text, kinds[path], path)))
     changes: dict[str, Any] = {}
     # Zeros of fields that exclude each other come last: by then the other one is set.
-    for full, new in sorted(parsed, key=lambda item: item[0] in _EITHER and not item[1]):
-        other = _EITHER.get(full)
-        if other is None or other not in known:
-            changes[full] = new
+    for path, new in sorted(parsed, key=lambda item: item[0] in _EITHER and not item[1]):
+        other = _EITHER.get(path)
+        if other is None or other not in kinds:
+            changes[path] = new
         elif new:
-            changes |= {other: 0, full: new}
-        elif not changes.get(other, getattr(value, other)):
-            changes[full] = new
-    return _with(value, changes) if changes else value
+            changes |= {other: 0, path: new}
+        elif not changes.get(other, getattr(config, other)):
+            changes[path] = new
+    return _replace(config, changes) if changes else config
 
 
 _EITHER = {"steps": "epochs", "epochs": "steps"}  # of a preset
 
 
-def _complete(path: str, known: Mapping[str, Any]) -> str:
-    if path in known:
-        return path
-    ends = [each for each in known if each.endswith(f".{path}")]
+def _complete(name: str, paths: Iterable[str], all_names: str) -> str:
+    """Return the one path that a name stands for."""
+    paths = list(paths)
+    if name in paths:
+        return name
+    ends = [path for path in paths if path.endswith(f".{name}")]
     if len(ends) == 1:
         return ends[0]
     if ends:
-        raise ZooError(f"the setting {path!r} could be any of {', '.join(ends)}: name it in full")
-    short = [each.rsplit(".", 1)[-1] for each in known]
-    raise ZooError(f"unknown setting {path!r}{suggest(path, {*known, *short})}")
+        raise ZooError(f"the setting {name!r} could be any of {', '.join(ends)}: name it in full")
+    last = name.rsplit(".", 1)[-1]
+    elsewhere = [path for path in paths if path.rsplit(".", 1)[-1] == last]
+    if elsewhere:
+        hint = f"; did you mean {elsewhere[0]!r}?"
+    else:
+        hint = suggest(last, (path.rsplit(".", 1)[-1] for path in paths), all_names)
+    raise ZooError(f"unknown setting {name!r}{hint}")
 
 
-def _with(value: Any, changes: Mapping[str, Any]) -> Any:
-    """The configuration with the fields at these paths below it replaced."""
+def _replace(config: Any, changes: Mapping[str, Any]) -> Any:
+    """Return a configuration with the fields at these paths below it replaced."""
     own: dict[str, Any] = {}
     below: dict[str, dict[str, Any]] = {}
     for path, new in changes.items():
@@ -168,64 +204,18 @@ def _with(value: Any, changes: Mapping[str, Any]) -> Any:
             below.setdefault(head, {})[rest] = new
         else:
             own[head] = new
-    own |= {head: _with(getattr(value, head), inner) for head, inner in below.items()}
+    own |= {head: _replace(getattr(config, head), inner) for head, inner in below.items()}
     try:
-        return value.with_options(**own) if isinstance(value, DEQConfig) else replace(value, **own)
+        if isinstance(config, DEQConfig):
+            return config.with_options(**own)
+        return replace(config, **own)
     except (ValueError, TypeError) as error:
-        told = ", ".join(f"{path}={new!r}" for path, new in changes.items())
-        raise ZooError(f"{told}: {error}") from None
-
-
-def _parse(text: str, kind: Any, path: str) -> Any:
-    """Return text from a command line as a value of the field's type."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        if type(None) in inner and text.lower() in ("none", ""):
-            return None
-        for option in inner:
-            if option is not type(None):
-                with suppress(ZooError):
-                    return _parse(text, option, path)
-    elif origin is Literal:
-        if text in map(str, inner):
-            return next(item for item in inner if str(item) == text)
-        raise ZooError(f"{path} is one of {', '.join(map(str, inner))}, got {text!r}")
-    elif origin in (tuple, list):
-        items = [] if text in ("", "()", "[]") else text.strip("()[]").split(",")
-        parsed = [_parse(item.strip(), inner[0] if inner else str, path) for item in items]
-        if origin is tuple and ... not in inner and len(parsed) != len(inner):
-            raise ZooError(f"{path} takes {len(inner)} values, got {len(parsed)}")
-        return origin(parsed)
-    else:
-        with suppress(KeyError, ValueError, SyntaxError, OverflowError):
-            return _scalar(text, kind)
-    name = getattr(kind, "__name__", str(kind))
-    raise ZooError(f"{path} takes {name}, got {text!r}")
-
-
-def _scalar(text: str, kind: Any) -> Any:
-    """Return text as a truth value, number, string or literal; raise an error if it is none."""
-    if kind is bool:
-        return _TRUTH[text.lower()]
-    if kind is int:
-        with suppress(ValueError):
-            return int(text)
-        number = float(text)
-        if number.is_integer():
-            return int(number)
-        raise ValueError(text)
-    if kind is float:
-        return float(text)
-    return text if kind is str else ast.literal_eval(text)
-
-
-_TRUTH = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(
-    ("false", "0", "no", "off"), False
-)
+        settings = ", ".join(f"{path}={new!r}" for path, new in changes.items())
+        raise ZooError(f"{settings}: {error}") from None
 
 
 def _shaped(value: Any, kind: Any) -> Any:
-    """Lists from a file as the tuples that the field asks for, at every depth."""
+    """Return a value from a file with lists as tuples where the type asks for them."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         matching = [option for option in inner if get_origin(option) is tuple]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import torch
 
 import deq_zoo
 from deq_zoo.cli import main
+from deq_zoo.errors import DataError, ZooError
+from deq_zoo.predictions import Failure, OutFolder, Prediction, predict_each
 from deq_zoo.run import Run
 from tests.zoo.toy import Toy
 from torchdeq import DEQConfig
@@ -49,7 +51,7 @@ class TestCommands:
         assert main([*common, "--resume"]) == 0
         assert main([*common, "--resume", "--set", "width=3"]) == 2
         assert "keeps its settings" in capsys.readouterr().err
-        assert main(["evaluate", str(out), "--cpu", "--f_max_iter", "2"]) == 0
+        assert main(["evaluate", str(out), "--cpu", "--f_max_iter", "2", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["solver"]["nfe"] == 2
         assert main(["report", str(out)]) == 0
 
@@ -61,13 +63,28 @@ class TestCommands:
             (["train", "toy", "--tau", "3"], "tau must lie in"),
             (["train", "toy", "--f_solver", "andersen"], "did you mean 'anderson'"),
             (["train", "toy", "--set", "f_solver=andersen"], "did you mean 'anderson'"),
-            (["train", "toy", "--set", "width=-1"], "cannot be built"),
             (["train", "toy", "--resume", "--force"], "choose one"),
             (["train", "toy", "--f_opt", "m=3"], "has no option 'm'"),
-            (["list", "mdqe"], "unknown family 'mdqe'"),
+            (["trian", "toy"], "unknown command 'trian'; did you mean 'train'"),
+            (["list", "mdqe"], "unknown family 'mdqe'; did you mean 'mdeq'"),
+            (["train", "mdeq-smok"], "unknown preset 'mdeq-smok'; did you mean 'mdeq-smoke'?"),
+            (["train", "toy", "--f_slover", "x"], "did you mean '--f_solver'"),
+            (["list", "--jsno"], "unknown argument '--jsno'; did you mean '--json'"),
+            (["train", "toy", "--set", "lrr=1"], "unknown setting 'lrr'; did you mean 'lr'"),
+            (["train", "toy", "--jac_loss_weight", "1"], "jac_loss_weight would have no effect"),
+            (["train", "toy", "--max-seconds", "-1"], "takes a number above 0, got '-1'"),
+            (["train", "toy", "--max-seconds", "nan"], "takes a number above 0, got 'nan'"),
+            (["train", "toy", "--seed", "x"], "--seed: takes a whole number, got 'x'"),
+            (["train", "toy", "--steps", "3", "--epochs", "3"], "not allowed with"),
+            (["train"], "required: name; deq-zoo train --help"),
+            (["evaluate", "x", "--split", "tset"], "got 'tset'; did you mean 'test'"),
             (["evaluate", str(tmp_path)], "not a run folder"),
             (["predict", str(tmp_path / "x"), "a.png"], "no run folder or checkpoint"),
+            (["predict", str(tmp_path / "x"), "a", "--out", __file__], "is a file: --out names a"),
+            (["sample", str(tmp_path / "x")], "no run folder or checkpoint"),
             (["convert", str(tmp_path / "x"), "--preset", "toy"], "there is no file"),
+            (["convert", "x"], "--preset NAME, or writes weights of ours"),
+            (["convert", "x", "--to-authors"], "needs --out FILE"),
         ):
             assert (
                 main([*argv, *(["--out", str(tmp_path / "o")] if argv[0] == "train" else [])]) == 2
@@ -76,23 +93,6 @@ class TestCommands:
             assert error.startswith("deq-zoo: ")
             assert message in error
             assert "Traceback" not in error
-
-    def test_convert_reads_released_weights_and_nothing_else(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        state = save_weights(Toy(), tmp_path)
-        assert main(["convert", str(tmp_path / "net.pth"), "--preset", "toy"]) == 2
-        assert "exists already" in capsys.readouterr().err
-        model = deq_zoo.load(tmp_path / "net.safetensors")
-        torch.testing.assert_close(dict(model.state_dict()), dict(state))
-
-        class Bomb:
-            def __reduce__(self) -> Any:
-                return os.system, ("true",)
-
-        torch.save({"state_dict": Bomb()}, tmp_path / "bomb.pth")
-        assert main(["convert", str(tmp_path / "bomb.pth"), "--preset", "toy"]) == 2
-        assert "cannot be read as weights" in capsys.readouterr().err
 
     def test_data_that_moved_is_found_before_a_model_is_built(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -103,7 +103,7 @@ class TestCommands:
         assert preset.task.deq.f_max_iter == 7
         capsys.readouterr()
         run = [str(tmp_path / "net.safetensors"), "--cpu", "--data-dir", "elsewhere"]
-        assert main(["evaluate", *run]) == 0
+        assert main(["evaluate", *run, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["solver"]["nfe"] == 7
         assert main(["sample", *run]) == 0
 
@@ -115,23 +115,188 @@ class TestCommands:
         run = [str(tmp_path / "net.safetensors"), "--cpu"]
         assert main(["sample", *run, "--n-lines", "2", "scale=-3", "--text=a b"]) == 0
         assert capsys.readouterr().out == "0 x -3.0 a b\n1 x -3.0 a b\n"
+        assert main(["sample", *run, "--scale", "-2"]) == 0
+        assert capsys.readouterr().out == "0 x -2.0 \n"
         assert main(["sample", *run, "--list"]) == 0
-        assert "--n-lines (default: 1)" in capsys.readouterr().out
+        assert "--n-lines  (int, default: 1)" in capsys.readouterr().out
         for options, message in (
-            (["--scael", "2"], "did you mean 'scale'"),
+            (["--scael", "2"], "unknown option '--scael'; did you mean '--scale'?"),
+            (["n_lins=2"], "did you mean '--n-lines'?"),
+            (["--forec"], "did you mean '--force'?"),
             (["--scale", "big"], "scale takes float"),
             (["--scale"], "--scale needs a value"),
             (["4"], "read --name value"),
         ):
             assert main(["sample", *run, *options]) == 2
             assert message in capsys.readouterr().err
-        with pytest.raises(SystemExit):
-            main(["list", "--nonsense"])
+
+    def test_settings_that_do_not_fit_together_leave_no_folder(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def build(self: Toy, facts: Any = None) -> Any:
+            raise ValueError("width must be even")
+
+        monkeypatch.setattr(Toy, "build", build)
+        assert main(["train", "toy", "--out", str(tmp_path / "run"), "--cpu"]) == 2
+        assert "this preset cannot be built: width must be even" in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
+
+    def test_short_forms_of_settings(self, tmp_path: Path) -> None:
+        words = ["train", "toy", "--out", str(tmp_path / "a"), "--cpu", "--quiet", "--no-report"]
+        assert main([*words, "--epochs", "1", "--seed", "3", "--workers", "0"]) == 0
+        preset = Run.open(tmp_path / "a").preset()
+        assert (preset.epochs, preset.steps, preset.seed, preset.workers) == (1, 0, 3, 0)
+
+    def test_evaluation_is_short_for_people_and_whole_for_programs(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        save_weights(Toy(), tmp_path)
+        run = [str(tmp_path / "net.safetensors"), "--cpu"]
+        values = {}
+        for split in ("val", "test"):
+            capsys.readouterr()
+            assert main(["evaluate", *run, "--split", split]) == 0
+            metric, solver = capsys.readouterr().out.splitlines()
+            assert metric.startswith("mse: ")
+            assert solver.startswith("solver: ")
+            assert "100 % converged" in solver
+            assert main(["evaluate", *run, "--split", split, "--json"]) == 0
+            data = json.loads(capsys.readouterr().out)
+            assert data["split"] == split
+            assert len(data["solver"]["trace"]) > 3
+            values[split] = data["metrics"]["mse"]
+        assert values["val"] != values["test"]
 
     def test_info_and_list(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["info", "toy"]) == 0
         output = capsys.readouterr().out
         assert "81 parameters" in output
-        assert "task.deq.f_max_iter = 20" in output
-        assert main(["list"]) == 0
-        assert "toy" in capsys.readouterr().out
+        assert "task.deq.f_max_iter = 20  (int)\n      evaluations of f in the forward" in output
+        assert "jac_loss_weight" not in output
+        assert main(["info", "toy", "--json", "--f_max_iter", "3"]) == 0
+        info = json.loads(capsys.readouterr().out)
+        by_path = {each["path"]: each for each in info["settings"]}
+        assert info["parameters"] == 81
+        assert by_path["task.deq.f_max_iter"]["value"] == 3
+        assert by_path["optim.lr"]["meaning"] == "learning rate."
+        assert main(["list", "mdeq", "--json"]) == 0
+        names = [each["name"] for each in json.loads(capsys.readouterr().out)]
+        assert "mdeq-smoke" in names
+        assert all(name.startswith("mdeq-") for name in names)
+
+    def test_a_preset_whose_size_depends_on_missing_data_is_shown_without_it(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def build(self: Toy, facts: Any = None) -> Any:
+            raise DataError("toys are read from disk")
+
+        monkeypatch.setattr(Toy, "build", build)
+        assert main(["info", "toy"]) == 0
+        output = capsys.readouterr().out
+        assert "depends on the data: toys are read from disk" in output
+        assert "optim.lr = 0.02" in output
+
+    def test_help_about_a_preset_or_run_shows_its_own_values(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        save_weights(Toy(), tmp_path, "--f_max_iter", "7")
+        file = str(tmp_path / "net.safetensors")
+        for argv, texts in (
+            (["train", "toy"], ["(here: 20)", "optim.lr = 0.02", "(here: auto)"]),
+            (["info", "toy"], ["(here: 20)", "number of updates"]),
+            (["convert", "x", "--preset=toy"], ["(here: 20)"]),
+            (["evaluate", file], ["(here: 7)"]),
+            (["sample", file], ["--n-lines  (int, default: 1)"]),
+        ):
+            capsys.readouterr()
+            with pytest.raises(SystemExit) as stop:
+                main([*argv, "--help"])
+            assert stop.value.code == 0
+            output = " ".join(capsys.readouterr().out.split())
+            assert all(" ".join(text.split()) in output for text in texts), (argv, output)
+            assert "jac_loss_weight" not in output
+            assert "(default: 40)" not in output
+
+
+class TestPredict:
+    """Predictions of numbers in text files."""
+
+    @pytest.fixture
+    def words(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        save_weights(Toy(), tmp_path)
+        for name, text in (("good", "3"), ("bad", "three"), ("last", "4")):
+            (tmp_path / f"{name}.txt").write_text(text)
+        monkeypatch.setattr(Toy, "predict", double_numbers)
+        monkeypatch.chdir(tmp_path)
+        return [
+            "predict",
+            "net.safetensors",
+            "--cpu",
+            "good.txt",
+            "bad.txt",
+            "none.txt",
+            "last.txt",
+        ]
+
+    def test_a_broken_file_is_reported_and_the_others_go_on(
+        self, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        before = sorted(tmp_path.iterdir())
+        capsys.readouterr()
+        assert main(words) == 1
+        output = capsys.readouterr()
+        assert output.out == "good.txt: 6\nlast.txt: 8\n"
+        broken, missing = output.err.splitlines()
+        assert broken == "deq-zoo: bad.txt: not a number"
+        assert "none.txt" in missing
+        assert main([word for word in words if word not in ("bad.txt", "none.txt")]) == 0
+        assert sorted(tmp_path.iterdir()) == before  # nothing is made without --out
+
+    def test_results_for_programs(
+        self, words: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        capsys.readouterr()
+        assert main([*words, "--json"]) == 1
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert lines[0] == {"source": "good.txt", "data": {"double": 6}, "files": []}
+        assert lines[1] == {"source": "bad.txt", "failure": "not a number"}
+        assert main([*words, "--out", "out"]) == 1
+        listed = [
+            json.loads(line) for line in Path("out/predictions.jsonl").read_text().splitlines()
+        ]
+        assert [line.keys() for line in listed] == [line.keys() for line in lines]
+        assert listed[0]["files"] == ["out/good.txt"]
+        assert Path("out/good.txt").read_text() == "6"
+
+    def test_nothing_is_replaced_without_force(
+        self, words: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main([*words[:4], "--out", "out"]) == 0
+        assert main([*words[:4], "--out", "out"]) == 2
+        assert "replace it with --force" in capsys.readouterr().err
+        Path("good.txt").write_text("5")
+        assert main([*words[:4], "--out", "out", "--force"]) == 0
+        assert Path("out/good.txt").read_text() == "10"
+
+    def test_samples_are_listed_in_their_folder(self, words: list[str]) -> None:
+        sample = ["sample", *words[1:3], "--out", "out", "--n-lines", "2"]
+        assert main(sample) == 0
+        assert len(Path("out/samples.jsonl").read_text().splitlines()) == 2
+        assert main(sample) == 2
+        assert main([*sample, "--force"]) == 0
+
+
+def double_numbers(
+    self: Toy, model: Any, paths: Sequence[Path], out: OutFolder
+) -> Iterator[Prediction | Failure]:
+    """Implement `Toy.predict`: read numbers, double them, and write them if a folder was named."""
+
+    def double(path: Path) -> Prediction:
+        text = path.read_text()
+        if not text.isdecimal():
+            raise ZooError("not a number")
+        value = 2 * int(text)
+        files = (out.write(path.name, str(value)),) if out.asked else ()
+        return Prediction(str(path), f"{path}: {value}", {"double": value}, files)
+
+    return predict_each(paths, double)

@@ -8,18 +8,30 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deq_zoo.arguments import COMMANDS
 from deq_zoo.cli import main
 from deq_zoo.errors import MissingPackage
-from deq_zoo.packages import FAMILY, FRAME, missing, optional, require_family
-from deq_zoo.preset import FAMILIES, find_preset
+from deq_zoo.family import (
+    GROUP,
+    Family,
+    _installed,
+    families,
+    find_family,
+    preset_summaries,
+    register_family,
+)
+from deq_zoo.packages import FRAME, missing, optional, require_family
+from deq_zoo.preset import PRESETS, find_preset, load_presets
 from deq_zoo.values import from_data, to_data
 
 ROOT = Path(__file__).resolve().parents[2]
+FAMILIES = [name for name, family in families().items() if family.package == "deq_zoo"]
 #: Distributions whose module has another name.
 MODULES = {"pillow": "PIL", "scikit-image": "skimage", "scikit-learn": "sklearn"}
 
@@ -63,10 +75,11 @@ def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 
 def test_every_family_has_an_extra_with_what_it_needs() -> None:
-    assert set(FAMILY) == set(FAMILIES)
-    for family, needed in FAMILY.items():
-        assert {*FRAME, *needed} <= modules(family), family
-        assert modules(family) <= modules("zoo")
+    for name in FAMILIES:
+        family = find_family(name)
+        assert {*FRAME, *family.packages} <= modules(name), name
+        assert modules(name) <= modules("zoo")
+        assert family.install == f"pip install 'torchdeq[{name}]'"
 
 
 def test_every_requirement_has_a_lower_bound() -> None:
@@ -78,18 +91,17 @@ def test_every_requirement_has_a_lower_bound() -> None:
 def test_a_family_without_its_packages_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = to_data(find_preset("flow-smoke"))
-    without(monkeypatch, "sklearn")
-    assert missing("flow") == ["sklearn"]
-    assert not missing("inr")
-    assert not missing("elsewhere")
-    require_family("inr")
-    for ask in (lambda: find_preset("flow-smoke"), lambda: from_data(data)):
-        with pytest.raises(MissingPackage, match=r"sklearn: pip install 'torchdeq\[flow\]'$"):
+    data = to_data(find_preset("mdeq-smoke"))
+    without(monkeypatch, "mlxtend")
+    assert missing(find_family("mdeq")) == ["mlxtend"]
+    assert not missing(find_family("inr"))
+    require_family(find_family("inr"))
+    for ask in (lambda: find_preset("mdeq-smoke"), lambda: from_data(data)):
+        with pytest.raises(MissingPackage, match=r"mlxtend: pip install 'torchdeq\[mdeq\]'$"):
             ask()
-    assert main(["info", "flow-smoke"]) == 2
-    told = capsys.readouterr().err
-    assert told == "deq-zoo: flow models need sklearn: pip install 'torchdeq[flow]'\n"
+    assert main(["info", "mdeq-smoke"]) == 2
+    message = capsys.readouterr().err
+    assert message == "deq-zoo: mdeq models need mlxtend: pip install 'torchdeq[mdeq]'\n"
 
 
 def test_the_list_marks_families_that_are_not_installed(
@@ -98,7 +110,8 @@ def test_the_list_marks_families_that_are_not_installed(
     without(monkeypatch, "sklearn")
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    marked = [line for line in lines if "(not installed: torchdeq[flow])" in line]
+    mark = "(not installed: sklearn: pip install 'torchdeq[flow]')"
+    marked = [line for line in lines if mark in line]
     assert marked == [line for line in lines if line.startswith("flow-")]
     assert {line.split("-")[0] for line in lines} >= set(FAMILIES)
 
@@ -111,14 +124,98 @@ def test_an_optional_module_names_its_extra() -> None:
         optional("no_such.part", "video", "videos")
 
 
-def test_listing_presets_imports_no_heavy_package() -> None:
-    heavy = [
-        "accelerate", "av", "diffusers", "matplotlib", "mlxtend", "pandas", "rich", "scipy",
-        "skimage", "sklearn", "tensorboard", "tokenizers", "torch_geometric", "torchmetrics",
-    ]  # fmt: skip
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_list_reads_from_source_what_importing_would_register(name: str) -> None:
+    load_presets(find_family(name))
+    lines = {
+        preset: (PRESETS[preset].__doc__ or "").partition("\n")[0]
+        for preset in PRESETS
+        if preset.partition("-")[0] == name
+    }
+    assert preset_summaries(find_family(name)) == lines
+
+
+def test_presets_that_are_registered_in_another_way_are_left_to_an_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = '@PRESETS.register("odd-a")\ndef a():\n    """One."""\n'
+    module = tmp_path / "odd_presets.py"
+    monkeypatch.syspath_prepend(tmp_path)
+    family = Family(name="odd", description="Odd.", presets="odd_presets", tasks=())
+    module.write_text(source)
+    assert preset_summaries(family) == {"odd-a": "One."}
+    module.write_text(source + 'PRESETS.register("odd-b", a)\n')
+    assert preset_summaries(family) == {}
+    module.write_text("not python")
+    assert preset_summaries(family) == {}
+
+
+@pytest.mark.parametrize("words", ["--help", "--version", "list", "list lm --json",
+                                   *(f"{command} --help" for command in COMMANDS)])  # fmt: skip
+def test_listing_and_help_import_no_heavy_package(words: str) -> None:
+    heavy = ["accelerate", "matplotlib", "numpy", "rich", "safetensors", "torch", "torchdeq"]
     code = (
-        "import sys; from deq_zoo.cli import main; main(['list']); "
-        f"print('loaded', *[name for name in {heavy} if name in sys.modules])"
+        "import sys, atexit; from deq_zoo.cli import main;"
+        f"atexit.register(lambda: print('loaded', *[m for m in {heavy} if m in sys.modules]));"
+        f"sys.exit(main({words.split()}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0
     assert done.stdout.splitlines()[-1] == "loaded", done.stdout + done.stderr
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "deq_zoo", "--version"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert re.fullmatch(r"deq-zoo \S.*\n", done.stdout)
+
+
+def outside_family(folder: Path) -> Family:
+    """Write a package with a family of one preset, and return its declaration."""
+    package = folder / "outside_zoo"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "presets.py").write_text(
+        "from deq_zoo.preset import PRESETS\n"
+        '@PRESETS.register("outside-smoke")\ndef outside_smoke():\n    """From elsewhere."""\n'
+    )
+    return Family(
+        name="outside",
+        description="Models of another package.",
+        presets="outside_zoo.presets",
+        tasks=(),
+        packages=("no_such_module",),
+    )
+
+
+def test_families_of_other_packages_are_listed_and_broken_ones_are_not(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("deq_zoo.family._registered", {})
+    register_family(outside_family(tmp_path))
+    points = [EntryPoint("broken", "no_such_package:FAMILY", GROUP)]
+    monkeypatch.setattr("deq_zoo.family.entry_points", lambda group: points)
+    _installed.cache_clear()
+    try:
+        assert main(["list"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert main(["train", "outside-smoke"]) == 2
+        assert "outside models need no_such_module" in capsys.readouterr().err
+    finally:
+        _installed.cache_clear()
+    (line,) = [line for line in lines if line.startswith("outside-")]
+    assert line.split() == [
+        "outside-smoke",
+        "From",
+        "elsewhere.",
+        "(not",
+        "installed:",
+        "no_such_module)",
+    ]
+    assert "mdeq-smoke" in " ".join(lines)
+    assert "'broken' of no_such_package:FAMILY cannot be loaded" in caplog.text

@@ -9,8 +9,8 @@ import pytest
 
 from deq_zoo.errors import ZooError
 from deq_zoo.optim import SGD, MultiStep
-from deq_zoo.values import from_data, paths, to_data, with_settings
-from tests.zoo.toy import toy
+from deq_zoo.values import _MOVED, from_data, paths, to_data, with_settings
+from tests.zoo.toy import Toy, toy
 
 
 class TestValues:
@@ -31,10 +31,10 @@ class TestValues:
     def test_settings_are_typed_and_may_be_shortened(self) -> None:
         changed = with_settings(
             toy(), ["f_max_iter=7", "task.width=4", "optim.lr=3e-4", "precision=bf16",
-                    "sizes=10,20", "data_dir=/x", "indexing=1,2", "ift=true", "betas=(0.8, 0.9)"],
+                    "sizes=10,20", "data_dir=/x", "grad=3", "ift=true", "betas=(0.8, 0.9)"],
         )  # fmt: skip
         assert changed.task.deq.f_max_iter == 7
-        assert changed.task.deq.indexing == [1, 2]
+        assert changed.task.deq.grad == [3]
         assert changed.task.deq.ift is True
         assert (changed.task.width, changed.task.sizes) == (4, (10, 20))
         assert changed.optim.lr == 3e-4
@@ -46,9 +46,13 @@ class TestValues:
         ("setting", "message"),
         [
             ("widht=3", "unknown setting 'widht'; did you mean 'width'"),
+            ("task.lr=3", "unknown setting 'task.lr'; did you mean 'optim.lr'"),
+            ("task.widht=3", "unknown setting 'task.widht'; did you mean 'width'"),
             ("width", "a setting reads key=value, got 'width'"),
             ("width=3.5", "task.width takes int, got '3.5'"),
             ("precision=half", "precision is one of no, bf16, fp16, got 'half'"),
+            ("precision=bf61", "precision is one of .* got 'bf61'; did you mean 'bf16'"),
+            ("jac_loss_weight=1", "jac_loss_weight would have no effect: Toy makes no use of it"),
             ("ift=perhaps", "task.deq.ift takes bool, got 'perhaps'"),
             ("tau=2", r"tau=2.0: tau must lie in \(0, 1\]"),
             ("steps=0", "give either steps or epochs"),
@@ -77,13 +81,37 @@ class TestValues:
         assert preset.with_deq(f_solver="anderson").task.deq.f_solver_kwargs == {}
         assert preset.with_deq(f_max_iter=3).task.deq.f_solver_kwargs == {"l_thres": None}
 
-    def test_a_file_cannot_name_any_class(self) -> None:
-        with pytest.raises(ZooError, match=r"trust\('subprocess'\)"):
-            from_data({"class": "subprocess:Popen", "args": ["true"]})
+    def test_an_unknown_setting_is_answered_in_one_short_line(self) -> None:
+        for name in ("lrr", "zzzzz"):
+            with pytest.raises(ZooError) as error:
+                with_settings(toy(), [f"{name}=1"], "deq-zoo info NAME shows all")
+            assert len(str(error.value)) < 80
+        assert str(error.value) == "unknown setting 'zzzzz'; deq-zoo info NAME shows all"
+
+    @pytest.mark.parametrize(
+        "path", ["os:system", "subprocess:Popen", "deq_zoo.__main__:main", "deq_zoo.optim:a.b"]
+    )
+    def test_a_file_cannot_name_any_class(self, path: str) -> None:
+        with pytest.raises(ZooError, match="only classes of the zoo") as error:
+            from_data({"class": path, "args": ["true"]})
+        assert "trust" not in str(error.value)
+
+    def test_a_class_or_field_of_another_version_is_an_error(self) -> None:
         with pytest.raises(ZooError, match="does not exist"):
             from_data({"class": "deq_zoo.optim:Nothing"})
-        with pytest.raises(ZooError, match="another version wrote the file"):
+        with pytest.raises(ZooError, match=r"'lrr'; did you mean 'lr'.* another version wrote"):
             from_data({"class": "deq_zoo.optim:Adam", "lrr": 1.0})
+
+    def test_fields_of_earlier_versions_are_renamed_or_dropped(self) -> None:
+        data = to_data(Toy(width=4))
+        data["widht"] = data.pop("width")
+        assert from_data(data | {"gone": 3}) == Toy(width=4)
+
+    @pytest.mark.parametrize(("old", "new"), _MOVED.items())
+    def test_classes_that_moved_are_read_under_their_old_names(self, old: str, new: str) -> None:
+        required = {"channels": [8, 8]} if "MDEQConfig" in old else {}
+        again = from_data({"class": old, **required})
+        assert to_data(again)["class"] == new
 
     def test_every_field_has_a_path(self) -> None:
         all_paths = {path for path, _, _ in paths(toy())}

@@ -1,0 +1,66 @@
+"""Text from a command line as values of the types of settings."""
+
+from __future__ import annotations
+
+import ast
+import types
+from contextlib import suppress
+from typing import Any, Literal, Union, get_args, get_origin
+
+from deq_zoo.errors import ZooError
+from deq_zoo.spelling import did_you_mean
+
+
+def parse(text: str, kind: Any, name: str) -> Any:
+    """Return text as a value of a type; raise `ZooError` if it is none.
+
+    Args:
+        text: from the command line.
+        kind: a number, text, truth value, `Literal`, or an optional, tuple or list of them.
+        name: the name of the setting, for the error.
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        if type(None) in inner and text.lower() in ("none", ""):
+            return None
+        for option in inner:
+            if option is not type(None):
+                with suppress(ZooError):
+                    return parse(text, option, name)
+    elif origin is Literal:
+        if text in map(str, inner):
+            return next(item for item in inner if str(item) == text)
+        hint = did_you_mean(text, map(str, inner))
+        raise ZooError(f"{name} is one of {', '.join(map(str, inner))}, got {text!r}{hint}")
+    elif origin in (tuple, list):
+        items = [] if text in ("", "()", "[]") else text.strip("()[]").split(",")
+        parsed = [parse(item.strip(), inner[0] if inner else str, name) for item in items]
+        if origin is tuple and ... not in inner and len(parsed) != len(inner):
+            raise ZooError(f"{name} takes {len(inner)} values, got {len(parsed)}")
+        return origin(parsed)
+    else:
+        with suppress(KeyError, ValueError, TypeError, SyntaxError, OverflowError):
+            return _scalar(text, kind)
+    wanted = getattr(kind, "__name__", str(kind))
+    raise ZooError(f"{name} takes {wanted}, got {text!r}")
+
+
+def _scalar(text: str, kind: Any) -> Any:
+    """Return text as a truth value, number, string or literal; raise an error if it is none."""
+    if kind is bool:
+        return _TRUTH[text.lower()]
+    if kind is int:
+        with suppress(ValueError):
+            return int(text)
+        number = float(text)
+        if number.is_integer():
+            return int(number)
+        raise ValueError(text)
+    if kind is float:
+        return float(text)
+    return text if kind is str else ast.literal_eval(text)
+
+
+_TRUTH = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(
+    ("false", "0", "no", "off"), False
+)
