@@ -70,8 +70,19 @@ JACOBIAN = frozenset(["jac_loss_weight", "jac_loss_freq", "jac_incremental"])
 RADIUS = frozenset({"sradius_mode"})
 
 
+class UnusedOptions(ValueError):
+    """Options of a DEQ that are set and have no effect on a task."""
+
+    def __init__(self, task: Task, names: list[str]) -> None:
+        super().__init__(
+            f"{', '.join(names)} would have no effect: {type(task).__name__} makes no use of "
+            f"{'it' if len(names) == 1 else 'them'}"
+        )
+        self.names = names
+
+
 def check_uses(task: Task) -> None:
-    """Raise `ValueError` for options of the DEQ that are set and have no effect on a task."""
+    """Raise `UnusedOptions` for options of the DEQ that are set and have no effect on a task."""
     defaults = DEQConfig.defaults()
     unused = [
         name
@@ -81,7 +92,4 @@ def check_uses(task: Task) -> None:
         and getattr(task.deq, name) != defaults[name]
     ]
     if unused:
-        raise ValueError(
-            f"{', '.join(unused)} would have no effect: {type(task).__name__} makes no use of "
-            f"{'it' if len(unused) == 1 else 'them'}"
-        )
+        raise UnusedOptions(task, unused)

@@ -6,6 +6,7 @@ data names the classes, so that reading it gives the same value again.
 
 from __future__ import annotations
 
+import logging
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -17,8 +18,10 @@ from deq_zoo.family import families
 from deq_zoo.packages import require_family
 from deq_zoo.parsing import parse
 from deq_zoo.spelling import suggest
+from deq_zoo.uses import UnusedOptions
 from torchdeq import DEQConfig
 
+_log = logging.getLogger("deq_zoo")
 _TRUSTED = {"deq_zoo", "torchdeq"}  # packages whose classes a file may name
 #: Classes under the names by which earlier versions wrote them.
 _MOVED = {
@@ -74,12 +77,23 @@ def from_data(data: Any) -> Any:
                 f"{data['class']} has no field {unknown[0]!r}{suggest(unknown[0], names)}; another "
                 "version wrote the file"
             )
-        return kind(**{name: _shaped(from_data(v), hints[name]) for name, v in values.items()})
+        return _make(kind, {name: _shaped(from_data(v), hints[name]) for name, v in values.items()})
     if isinstance(data, Mapping):
         return {key: from_data(value) for key, value in data.items()}
     if isinstance(data, Sequence) and not isinstance(data, str):
         return [from_data(item) for item in data]
     return data
+
+
+def _make(kind: type[Any], values: dict[str, Any]) -> Any:
+    """Return an instance; options of a DEQ without effect are dropped: earlier versions took them."""
+    try:
+        return kind(**values)
+    except UnusedOptions as error:
+        _log.info("left out of an earlier configuration: %s", error)
+        deq: DEQConfig = values["deq"]
+        used = {name: getattr(deq, name) for name in deq.given if name not in error.names}
+        return kind(**{**values, "deq": DEQConfig(**used)})
 
 
 def _class(path: str) -> type[Any]:

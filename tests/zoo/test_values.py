@@ -116,3 +116,12 @@ class TestValues:
     def test_every_field_has_a_path(self) -> None:
         all_paths = {path for path, _, _ in paths(toy())}
         assert {"task.deq.f_solver", "optim.lr", "optim.betas", "seed", "task.sizes"} <= all_paths
+
+    def test_an_option_without_effect_is_left_out_of_an_earlier_configuration(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        data = to_data(toy())
+        data["task"]["deq"]["jac_loss_weight"] = 1.0
+        with caplog.at_level("INFO", logger="deq_zoo"):
+            assert from_data(data) == toy()
+        assert "jac_loss_weight would have no effect" in caplog.text
