@@ -21,6 +21,18 @@ from deq_zoo.predictions import OutFolder, Prediction
 from deq_zoo.record import SolverRecord
 from deq_zoo.task import Converted, Evaluation, Loss, Picture, Score, Split, Weights
 
+_FILTERS = {
+    "siren_like": "DEQ-SIREN",
+    "fourier": "DEQ-MFN, Fourier",
+    "gabor": "DEQ-MFN, Gabor",
+}
+_KINDS = {
+    "one_pass": "one pass",
+    "siren": "SIREN",
+    "ffn": "FFN",
+    "relu_pe": "ReLU-PE",
+    "mfn": "MFN",
+}
 _TIMED = 5  # training steps whose time the report measures
 _NO_CONVERSION = (
     "a duel has two fields, and the authors' weights are of one: use --preset inr-nature, inr-text "
@@ -138,5 +150,5 @@ class Duel(GeneraliseImage):
 
 
 def _name(net: FieldConfig, field: Field) -> str:
-    kind = {"deq": f"DEQ, {net.filter}"}.get(net.kind, net.kind)
-    return f"{kind} ({sum(p.numel() for p in field.parameters()):,} parameters)"
+    name = _FILTERS[net.filter] if net.kind == "deq" else _KINDS[net.kind]
+    return f"{name} ({sum(p.numel() for p in field.parameters()):,} parameters)"

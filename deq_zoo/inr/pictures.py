@@ -92,8 +92,14 @@ def plot_race(
     return [Picture("race", caption, to_png(figure))]
 
 
-def plot_sound(signal: Signal, values: Tensor) -> Picture:
-    """Draw a sound with its fit: all of it, its error, and a close-up of the middle."""
+def plot_sound(signal: Signal, values: Tensor, source: str) -> Picture:
+    """Draw a sound with its fit: all of it, its error, and a close-up of the middle.
+
+    Args:
+        signal: the sound.
+        values: (n, 1) of the field.
+        source: the name of the data.
+    """
     wanted, fit = signal.values[:, 0].float().numpy(), values[:, 0].numpy()
     rate = signal.rate or 1.0
     time = np.arange(len(wanted)) / rate
@@ -114,8 +120,9 @@ def plot_sound(signal: Signal, values: Tensor) -> Picture:
         axes.grid(alpha=0.3)
     psnr = signal.psnr((values[:, 0] - signal.values[:, 0]).square())
     caption = (
-        f"The sound and its fit, the error of the fit, and {_NEAR} samples from the middle. The "
-        f"field has learnt all samples; their PSNR, with a peak of 1, is {psnr:.2f} dB."
+        f"The sound and its fit, the error of the fit, and {_NEAR} samples from the middle. "
+        f"Data: {source}. The field has learnt all samples; their PSNR, with a peak of 1, is "
+        f"{psnr:.2f} dB."
     )
     return Picture("fit", caption, to_png(figure))
 

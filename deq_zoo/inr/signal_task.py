@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from math import prod
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
@@ -65,6 +66,13 @@ class SignalTask(Task):
         """Return the kind of signal, without opening it."""
         signal: Signal | None = self.__dict__.get("signal")
         return kind_of_source(self.data, self.file) if signal is None else signal.kind
+
+    @property
+    def source(self) -> str:
+        """Return the name of the data, for captions."""
+        if self.data == "file":
+            return "from memory" if self.file is None else Path(self.file).name
+        return f"{self.data}, number {self.index}" if self.data_dir else self.data
 
     @cached_property
     def signal(self) -> Signal:

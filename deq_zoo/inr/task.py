@@ -213,7 +213,7 @@ class FitSignal(SignalTask):
         if self.supervise == "gradient":
             values = self.with_mean(values, rows)
         if self.kind == "audio":
-            return [plot_sound(self.signal, values)]
+            return [plot_sound(self.signal, values, self.source)]
         return [plot_pictures(self.signal, rows, {"fit": values}, self.caption, self._scored(rows))]
 
     @property
@@ -221,10 +221,13 @@ class FitSignal(SignalTask):
         """Return the sentences of a picture's caption about its data."""
         if self.supervise == "gradient":
             return (
-                "The field has learnt the gradients of this image alone; its mean brightness is "
-                "set to that of the image. PSNR is that of all pixels."
+                f"Data: {self.source}. The field has learnt the gradients of this image alone; its "
+                "mean brightness is set to that of the image. PSNR is that of all pixels."
             )
-        return "PSNR is that of all pixels shown, and the field has learnt all of them."
+        return (
+            f"Data: {self.source}. PSNR is that of all pixels shown, and the field has learnt all "
+            "of them."
+        )
 
     def _scored(self, rows: Tensor) -> Tensor:
         """Return which of the samples of a picture count in its PSNR."""
@@ -269,9 +272,9 @@ class GeneraliseImage(FitSignal):
     @property
     def caption(self) -> str:
         return (
-            "The field has learnt every fourth pixel. PSNR is that of the test pixels, which lie "
-            "diagonally between the learnt ones; the weights were chosen by other pixels, to the "
-            "right of the learnt ones."
+            f"Data: {self.source}. The field has learnt every fourth pixel. PSNR is that of the "
+            "test pixels, which lie diagonally between the learnt ones; the weights were chosen by "
+            "other pixels, to the right of the learnt ones."
         )
 
     def _scored(self, rows: Tensor) -> Tensor:
