@@ -12,11 +12,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from deq_zoo.checkpoint import Checkpoint
 from deq_zoo.cli import main
 from deq_zoo.errors import CheckpointError
 from deq_zoo.inr import FieldConfig, FitSignal, GeneraliseImage
 from deq_zoo.inr.convert import from_authors
 from deq_zoo.preset import find_preset
+from deq_zoo.task import Task
 from torchdeq import DEQConfig
 
 NET = FieldConfig(width=16, input_scale=8.0)
@@ -116,6 +118,19 @@ def test_a_summary_file_gives_the_weights_of_one_model_and_image() -> None:
     other = replace(deq, net=replace(NET, filter="gabor"))
     with pytest.raises(CheckpointError, match=r"the models DEQ-Siren_like.*none of filter gabor"):
         other.pick_state(summary)
+
+
+@pytest.mark.skipif(not hasattr(Task, "pick_state"), reason="files have one state_dict only")
+def test_a_summary_file_converts_by_command(tmp_path: Path) -> None:
+    task: Any = find_preset("inr-smoke").task
+    torch.save(make_summary({"DEQ-Siren_like-MFN1L16D": task}, images=2), tmp_path / "summary.pth")
+    out = tmp_path / "converted.safetensors"
+    command = ["convert", str(tmp_path / "summary.pth"), "--preset", "inr-smoke"]
+    assert main([*command, "--set", "index=1", "--out", str(out)]) == 0
+    summary = torch.load(tmp_path / "summary.pth", weights_only=False)
+    wanted = task.from_authors(replace(task, index=1).pick_state(summary)).weights
+    weights = Checkpoint.load(out).model
+    assert all(torch.equal(weights[key], value) for key, value in wanted.items())
 
 
 def test_other_files_are_no_summaries() -> None:
