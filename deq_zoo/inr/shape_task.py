@@ -87,7 +87,7 @@ class FitShape(Task):
 
     @property
     def train_set(self) -> Distance:
-        """The signed distance, known at every point."""
+        """The signed distance, which has an exact value at every point."""
         return self.distance
 
     @property

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from deq_zoo.checkpoint import Checkpoint
 from deq_zoo.cli import main
 from deq_zoo.errors import ZooError
 from deq_zoo.inr import FieldConfig, GeneraliseImage, Rendering
@@ -21,6 +20,7 @@ from deq_zoo.inr.pair import Course, Pair
 from deq_zoo.predictions import OutFolder
 from deq_zoo.preset import find_preset
 from tests.zoo.inr.measure import measure
+from tests.zoo.inr.resuming import assert_resumes_bit_for_bit
 from tests.zoo.training import train
 from torchdeq import DEQConfig
 
@@ -103,17 +103,7 @@ def test_a_course_thins_itself() -> None:
 
 def test_a_duel_resumes_bit_for_bit(tmp_path: Path) -> None:
     """Compare every tensor: clock times in the weights once made two runs differ."""
-    settings = ["--cpu", "--quiet", "--no-report", *SMALL]
-    a, b = tmp_path / "a", tmp_path / "b"
-    assert main(["train", "inr-quick", "--out", str(a), *settings]) == 0
-    assert main(["train", "inr-quick", "--out", str(b), *settings, "--max-seconds", "0"]) == 0
-    assert Checkpoint.load(b / "last.safetensors").step < 20
-    again = ["train", "inr-quick", "--resume", "--out", str(b), "--cpu", "--quiet", "--no-report"]
-    assert main(again) == 0
-    first, second = (Checkpoint.load(run / "last.safetensors") for run in (a, b))
-    assert first.model.keys() == second.model.keys()
-    assert all(torch.equal(t, second.model[key]) for key, t in first.model.items())
-    assert torch.equal(first.carry[0]["kept"], second.carry[0]["kept"])
+    assert_resumes_bit_for_bit("inr-quick", SMALL, tmp_path)
 
 
 def test_a_duel_draws_and_renders_the_best_weights(tmp_path: Path) -> None:

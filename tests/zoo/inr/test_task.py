@@ -12,7 +12,6 @@ import torch
 from torch.testing import assert_close
 
 import deq_zoo.inr.presets  # noqa: F401
-from deq_zoo.checkpoint import Checkpoint
 from deq_zoo.cli import main
 from deq_zoo.errors import ZooError
 from deq_zoo.inr import (
@@ -26,6 +25,7 @@ from deq_zoo.inr.shape_task import FitShape
 from deq_zoo.preset import PRESETS, find_preset
 from deq_zoo.values import from_data, to_data
 from tests.zoo.inr.measure import measure
+from tests.zoo.inr.resuming import assert_resumes_bit_for_bit
 from tests.zoo.training import train
 from torchdeq import DEQConfig
 
@@ -78,19 +78,7 @@ def test_the_smoke_preset_trains_reports_and_renders(tmp_path: Path, capsys: Any
 
 @pytest.mark.parametrize("batch", [0, 60])
 def test_a_run_resumes_bit_for_bit(tmp_path: Path, batch: int) -> None:
-    settings = ["--cpu", "--quiet", "--no-report", "--set", f"batch={batch}"]
-    a, b = tmp_path / "a", tmp_path / "b"
-    assert main(["train", "inr-smoke", "--out", str(a), *settings]) == 0
-    stop = ["--max-seconds", "0"]
-    assert main(["train", "inr-smoke", "--out", str(b), *settings, *stop]) == 0
-    assert Checkpoint.load(b / "last.safetensors").step < 20
-    again = ["train", "inr-smoke", "--resume", "--out", str(b), "--cpu", "--quiet", "--no-report"]
-    assert main(again) == 0
-    first, second = (Checkpoint.load(run / "last.safetensors") for run in (a, b))
-    assert first.model.keys() == second.model.keys()
-    assert all(torch.equal(t, second.model[k]) for k, t in first.model.items())
-    assert torch.equal(first.carry[0]["kept"], second.carry[0]["kept"])
-    assert torch.equal(first.carry[0]["seen"], second.carry[0]["seen"])
+    assert_resumes_bit_for_bit("inr-smoke", ["--set", f"batch={batch}"], tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["deq", "one_pass", "siren", "ffn", "relu_pe", "mfn"])
