@@ -86,7 +86,7 @@ def from_data(data: Any) -> Any:
 
 
 def _make(kind: type[Any], values: dict[str, Any]) -> Any:
-    """Return an instance; options of a DEQ without effect are dropped: earlier versions took them."""
+    """Return an instance without options of a DEQ that have no effect: old files may have some."""
     try:
         return kind(**values)
     except UnusedOptions as error:

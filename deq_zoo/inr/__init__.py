@@ -8,8 +8,9 @@ if TYPE_CHECKING:
     from deq_zoo.inr.derivatives import laplacian, value_and_gradient
     from deq_zoo.inr.fields import make_field
     from deq_zoo.inr.fitting import fit
-    from deq_zoo.inr.model import DEQField, Field, FieldConfig, OnePassField, Output
-    from deq_zoo.inr.render import Rendering, render
+    from deq_zoo.inr.model import DEQField, Field, FieldConfig, OnePassField
+    from deq_zoo.inr.render_file import render
+    from deq_zoo.inr.rendering import Rendering
     from deq_zoo.inr.representation import Representation
     from deq_zoo.inr.signal import Signal, coordinates
     from deq_zoo.inr.task import FitSignal, GeneraliseImage
@@ -22,7 +23,6 @@ __all__ = [
     "FitSignal",
     "GeneraliseImage",
     "OnePassField",
-    "Output",
     "Rendering",
     "Representation",
     "Signal",
@@ -44,15 +44,14 @@ __getattr__ = lazy_names(
         "FitSignal": "task",
         "GeneraliseImage": "task",
         "OnePassField": "model",
-        "Output": "model",
-        "Rendering": "render",
+        "Rendering": "rendering",
         "Representation": "representation",
         "Signal": "signal",
         "coordinates": "signal",
         "fit": "fitting",
         "laplacian": "derivatives",
         "make_field": "fields",
-        "render": "render",
+        "render": "render_file",
         "value_and_gradient": "derivatives",
         "write_signal": "writers",
     },

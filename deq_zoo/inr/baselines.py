@@ -1,4 +1,4 @@
-"""Fields without equilibrium that the paper compares with: SIREN, FFN, ReLU-PE and MFN."""
+"""Fields without equilibrium, the paper's baselines: SIREN, FFN, ReLU-PE and MFN."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from deq_zoo.inr.layers import Injection
-from deq_zoo.inr.model import Field, FieldConfig, Output
+from deq_zoo.inr.model import Field, FieldConfig
+from deq_zoo.output import Output
 
 _OMEGA = 30.0  # SIREN's frequency between hidden layers
 
 
 class Siren(Field):
-    r"""Sines all the way (Sitzmann et al., 2020).
+    r"""SIREN: sines as activations of all layers (Sitzmann et al., 2020).
 
     $$h_1 = \sin(s A x + s a), \qquad h_{l+1} = \sin(30 \, (W_l h_l + b_l)), \qquad
     y = V h_L + \beta$$
@@ -28,7 +29,7 @@ class Siren(Field):
     """
 
     def __init__(self, d: int, o: int, config: FieldConfig) -> None:
-        super().__init__(d, o)
+        super().__init__(d, o, config.width)
         self.scale = config.input_scale
         sizes = [d, *[config.width] * config.layers, o]
         self.linear_maps = nn.ModuleList(nn.Linear(n, m) for n, m in pairwise(sizes))
@@ -37,15 +38,17 @@ class Siren(Field):
                 bound = 1 / d if k == 0 else sqrt(6 / config.width) / _OMEGA
                 layer.weight.uniform_(-bound, bound)  # type: ignore[operator]
 
-    def forward(self, x: Tensor, z0: Tensor | None = None, **call: Any) -> Output:
-        self.refuse(z0, call)
+    def forward(
+        self, x: Tensor, z0: Tensor | None = None, **call: Any
+    ) -> Output[Tensor, Tensor | None]:
+        self.refuse_solve(z0, call)
         first, *hidden, last = self.linear_maps
-        # Phases of many turns: half precision would leave nothing of them.
+        # Half precision cannot represent phases of many turns.
         with torch.autocast(x.device.type, enabled=False):
             h = torch.sin(self.scale * first(self.points(x)))
         for layer in hidden:
             h = torch.sin(_OMEGA * layer(h))
-        return Output([last(h).view(*x.shape[:-1], self.o)])
+        return Output([last(h).view(*x.shape[:-1], self.o)], None)
 
 
 class EncodedMLP(Field):
@@ -53,8 +56,8 @@ class EncodedMLP(Field):
 
     $$\gamma(x) = (\sin 2 \pi B x, \cos 2 \pi B x), \qquad y = \mathrm{MLP}(\gamma(x))$$
 
-    with B random for FFN (Tancik et al., 2020), powers of two along each axis for ReLU-PE
-    (Mildenhall et al., 2020).
+    B is random in FFN (Tancik et al., 2020); in ReLU-PE (Mildenhall et al., 2020) it has powers of
+    two along each axis.
 
     Args:
         d: coordinates of a point.
@@ -67,19 +70,21 @@ class EncodedMLP(Field):
     B: Tensor
 
     def __init__(self, d: int, o: int, B: Tensor, width: int, layers: int) -> None:
-        super().__init__(d, o)
+        super().__init__(d, o, width)
         self.register_buffer("B", B)
         maps: list[nn.Module] = []
         for k in range(layers):
             maps += [nn.Linear(2 * len(B) if k == 0 else width, width), nn.ReLU()]
         self.mlp = nn.Sequential(*maps, nn.Linear(width, o))
 
-    def forward(self, x: Tensor, z0: Tensor | None = None, **call: Any) -> Output:
-        self.refuse(z0, call)
+    def forward(
+        self, x: Tensor, z0: Tensor | None = None, **call: Any
+    ) -> Output[Tensor, Tensor | None]:
+        self.refuse_solve(z0, call)
         with torch.autocast(x.device.type, enabled=False):
             phase = 2 * pi * self.points(x) @ self.B.mT
             code = torch.cat((phase.sin(), phase.cos()), dim=1)
-        return Output([self.mlp(code).view(*x.shape[:-1], self.o)])
+        return Output([self.mlp(code).view(*x.shape[:-1], self.o)], None)
 
 
 class MultiplicativeFilters(Field):
@@ -91,11 +96,11 @@ class MultiplicativeFilters(Field):
     Args:
         d: coordinates of a point.
         o: numbers in a value.
-        config: its filter is fourier or gabor.
+        config: width, layers, and the filter fourier or gabor.
     """
 
     def __init__(self, d: int, o: int, config: FieldConfig) -> None:
-        super().__init__(d, o)
+        super().__init__(d, o, config.width)
         if config.filter == "siren_like":
             raise ValueError("an mfn has the filter fourier or gabor, got 'siren_like'")
         self.injection = Injection(
@@ -106,16 +111,18 @@ class MultiplicativeFilters(Field):
         )
         self.output_map = nn.Linear(config.width, o)
 
-    def forward(self, x: Tensor, z0: Tensor | None = None, **call: Any) -> Output:
-        self.refuse(z0, call)
+    def forward(
+        self, x: Tensor, z0: Tensor | None = None, **call: Any
+    ) -> Output[Tensor, Tensor | None]:
+        self.refuse_solve(z0, call)
         z, *filters = self.injection(self.points(x))
         for layer, g in zip(self.maps, filters, strict=True):
             z = layer(z) * g
-        return Output([self.output_map(z).view(*x.shape[:-1], self.o)])
+        return Output([self.output_map(z).view(*x.shape[:-1], self.o)], None)
 
 
 def make_baseline(d: int, o: int, config: FieldConfig) -> Field:
-    """A baseline by the kind of its config."""
+    """Return the baseline that a config describes, freshly initialised."""
     if config.kind == "siren":
         return Siren(d, o, config)
     if config.kind == "mfn":

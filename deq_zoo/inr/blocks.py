@@ -1,7 +1,8 @@
-"""A loss over very many points, block by block: what fits into the cache is computed there.
+"""A loss over very many points, computed block by block.
 
 The gradient of a sum is a sum of gradients. Each block is differentiated before the next one is
-begun, so memory is that of one block, and a step is a third faster at a width of 512.
+computed, so memory is that of one block, and blocks fit into the cache: a step is a third faster at
+a width of 512.
 """
 
 from __future__ import annotations
@@ -13,36 +14,39 @@ import torch
 from torch import Tensor
 
 _NUMBERS = 1 << 19  # in a block of states: 2 MB in float32
-_FEWEST = 1024  # points: fewer leave the weights to be read again and again
+_FEWEST = 1024  # points: with fewer, reading the weights dominates
 
 
 def block_size(width: int) -> int:
-    """How many points of a state's width make a block."""
+    """Return the number of points in a block of states of that width."""
     return max(_FEWEST, _NUMBERS // width)
 
 
-def mean_of(errors: Tensor) -> Tensor:
-    """The mean; of nothing, as a process without points has it, a zero with the same graph."""
+def mean_or_zero(errors: Tensor) -> Tensor:
+    """Return the mean; without entries, a zero with a graph.
+
+    A process whose part of a batch has no points needs the graph for its backward pass.
+    """
     return errors.mean() if errors.numel() else errors.sum()
 
 
-def summed(losses: Iterable[Tensor], parameters: Sequence[Tensor]) -> Tensor:
-    """The sum of losses, with the gradients of `parameters` known already.
+def sum_blocks(losses: Iterable[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+    """Return the sum of losses; its gradients are computed here and handed out by `backward`.
 
     Args:
-        losses: made one at a time; each one's graph is gone before the next is asked for.
-        parameters: what will be differentiated; nothing else has a gradient.
+        losses: made one at a time; the graph of each is freed before the next is made.
+        parameters: all tensors that get a gradient.
     """
     total: Tensor | None = None
     gradients: list[Tensor | None] = [None] * len(parameters)
     for loss in losses:
-        found = torch.autograd.grad(loss, parameters, allow_unused=True)
-        gradients = [_plus(a, b) for a, b in zip(gradients, found, strict=True)]
+        new = torch.autograd.grad(loss, parameters, allow_unused=True)
+        gradients = [_plus(a, b) for a, b in zip(gradients, new, strict=True)]
         total = loss.detach() if total is None else total + loss.detach()
     if total is None:
         raise ValueError("there is no block to sum over")
-    known: Tensor = _Known.apply(total, gradients, *parameters)  # type: ignore[no-untyped-call]
-    return known
+    value: Tensor = _Precomputed.apply(total, gradients, *parameters)  # type: ignore[no-untyped-call]
+    return value
 
 
 def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
@@ -51,7 +55,7 @@ def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return a.add_(b)
 
 
-class _Known(torch.autograd.Function):
+class _Precomputed(torch.autograd.Function):
     """A number whose gradients were computed with it."""
 
     @staticmethod

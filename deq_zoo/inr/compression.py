@@ -1,28 +1,48 @@
-"""A field as a compressed signal: bits per sample, and what fewer bits cost."""
+"""A field as a compressed signal: bits per sample, and the PSNR that fewer bits leave."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from deq_zoo.errors import ZooError
 from deq_zoo.inr.representation import Representation
-from deq_zoo.inr.signal import Signal, psnr, shown
+from deq_zoo.inr.signal import Signal, psnr, to_brightness
 
 PRECISIONS = ("float32", "float16", "int8")
-_MEASURED = 65_536  # samples by which PSNR is told
+_MEASURED = 65_536  # samples for a PSNR
 
 
-def compressed(model: Representation, precision: str) -> tuple[Representation, int]:
-    """A copy whose weights went through fewer bits, and how many those are in all.
+class Size(NamedTuple):
+    """The size of a model with weights of some precision.
+
+    Args:
+        precision: of the weights.
+        bytes: of all weights.
+        bits_per_sample: of the signal.
+        psnr: in dB; None for the model in float32 without the original.
+        reference: the PSNR is measured against the `signal`, or against the model in `float32`.
+        samples: of the signal at which the PSNR was measured.
+    """
+
+    precision: str
+    bytes: int
+    bits_per_sample: float
+    psnr: float | None
+    reference: str
+    samples: int
+
+
+def compress(model: Representation, precision: str) -> tuple[Representation, int]:
+    """Return a copy whose weights are rounded to a precision, and the bits of all weights.
 
     int8 rounds square matrices, row by row to 255 levels of the row's largest entry; biases and
-    everything small stay float16. Frequencies stay float32: times a coordinate they make a phase of
-    many turns, of which half precision would leave nothing.
+    other small weights become float16. Frequencies stay float32: half precision cannot represent
+    phases of many turns.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision is one of {', '.join(PRECISIONS)}, got {precision!r}")
@@ -41,47 +61,39 @@ def compressed(model: Representation, precision: str) -> tuple[Representation, i
     return copy, bits
 
 
-def sizes(
+def measure_sizes(
     model: Representation,
-    at: Callable[[Representation, Tensor], Tensor],
+    evaluate: Callable[[Representation, Tensor], Tensor],
     signal: Signal | None,
-    known: Tensor | None = None,
-) -> Iterator[str]:
-    """A line for each precision: bits per sample, and PSNR at some of the signal's samples.
+    values: Tensor | None = None,
+) -> Iterator[Size]:
+    """Yield the size of a model in each precision.
 
     Args:
-        model: what was trained.
-        at: gives values (N, c) of a model at samples of the signal's grid.
-        signal: the original; without it PSNR is beside the model in float32.
-        known: values of the model at all samples, if they have been computed.
+        model: with a grid.
+        evaluate: returns the values (N, c) of a model at samples of its grid.
+        signal: the original; without it, PSNR is measured against the model in float32.
+        values: of the model at all samples, if they are computed already.
     """
-    try:
-        samples, rows = prod(model.shape), measured(model.shape)
-    except ZooError:
-        return
-    unit = {"image": "pixel", "video": "pixel", "audio": "sample"}[model.kind]
-    if len(rows) < samples:
-        yield f"PSNR is measured at {len(rows):,} of {samples:,} {unit}s, evenly spread"
-    before = at(model, rows) if known is None else known[rows]
+    samples, rows = prod(model.shape), spread_samples(model.shape)
+    before = evaluate(model, rows) if values is None else values[rows]
     for precision in PRECISIONS:
-        copy, bits = compressed(model, precision)
-        values = before if precision == "float32" else at(copy, rows)
+        copy, bits = compress(model, precision)
+        after = before if precision == "float32" else evaluate(copy, rows)
+        quality: float | None = None
         if signal is not None:
-            told = f"PSNR {signal.psnr(signal.squared_errors(values, rows)):.2f} dB"
-        elif precision == "float32":
-            told = "the original is not at hand"
-        else:
-            a, b = (t if model.kind == "audio" else shown(t) for t in (before, values))
-            told = f"PSNR {psnr(a, b):.2f} dB from float32"
-        yield f"{precision}: {bits // 8:,} bytes, {bits / samples:.3g} bits per {unit}, {told}"
+            quality = signal.psnr(signal.squared_errors(after, rows))
+        elif precision != "float32":
+            a, b = (t if model.kind == "audio" else to_brightness(t) for t in (before, after))
+            quality = psnr(a, b)
+        reference = "float32" if signal is None else "signal"
+        yield Size(precision, bits // 8, bits / samples, quality, reference, len(rows))
 
 
-def measured(shape: tuple[int, ...], most: int = _MEASURED) -> Tensor:
-    """Samples of a grid, evenly spread and at most so many; of a video whole frames, at least one.
+def spread_samples(shape: tuple[int, ...], most: int = _MEASURED) -> Tensor:
+    """Return numbers of at most so many samples of a grid, evenly spread.
 
-    Args:
-        shape: of the grid.
-        most: samples.
+    Those of a video are whole frames, at least one.
     """
     size = prod(shape[1:]) if len(shape) == 3 else 1
     n = prod(shape) // size

@@ -1,4 +1,4 @@
-"""Which signal a preset is about: photographs that come with packages, files, the paper's sets."""
+"""The signals of presets: photographs of scikit-image, files, the paper's data sets."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _SQUARE = 512  # of the paper's photographs
 
 
 def kind_of_source(source: Source, file: str | None) -> Kind:
-    """What a source holds, without opening it."""
+    """Return the kind of signal of a source, without opening it."""
     if source == "file":
-        return kind_of(named(file))
+        return kind_of(require_file(file))
     return {"video": "video", "audio": "audio"}.get(source, "image")  # type: ignore[return-value]
 
 
@@ -42,56 +42,60 @@ def open_signal(
     index: int,
     length: int = 0,
 ) -> Signal:
-    """The signal of a source.
+    """Return the signal of a source.
 
     Args:
         source: its name.
-        channels: 1 or 3, of images.
-        file: of the source `file`.
-        data_dir: folder of the sets that are read from disk.
-        index: which of a set's signals.
-        length: frames after which a video is left; 0 reads all.
+        channels: 1 or 3, for images.
+        file: the path, for the source `file`.
+        data_dir: the folder, for data sets.
+        index: the number of the signal in a data set.
+        length: read only so many frames of a video; 0 reads all.
     """
     if source == "file":
-        return read_signal(named(file), channels, length)
+        return read_signal(require_file(file), channels, length)
     if source == "ripples":
         return Signal("image", ripples(channels))
     if source in PHOTOS:
-        return Signal("image", in_channels(photograph(source), channels))
+        return Signal("image", with_channels(photograph(source), channels))
     root = data_folder(data_dir, source)
     if source == "celeba":
-        return Signal("image", in_channels(_face(root, index), channels))
+        return Signal("image", with_channels(_face(root, index), channels))
     archive = root / _ARCHIVES.get(source, "")
     if source in _ARCHIVES and archive.is_file():
-        return Signal("image", in_channels(_archived(archive, index), channels))
+        return Signal("image", with_channels(_archived(archive, index), channels))
     files = sorted(path for path in root.rglob("*") if path.suffix.lower() in _FOLDERS[source])
     if not files:
         what = f"{archive.name} or " if source in _ARCHIVES else ""
         raise DataError(f"{root} should hold {what}files that end in {', '.join(_FOLDERS[source])}")
     signal = read_signal(_pick(files, index, root), channels, length)
-    return cropped(signal, _SQUARE) if source in _ARCHIVES else signal
+    return crop(signal, _SQUARE) if source in _ARCHIVES else signal
 
 
-def cropped(signal: Signal, side: int = 0, shrink: int = 1, length: int = 0) -> Signal:
-    """A part of a signal.
+def crop(signal: Signal, side: int = 0, shrink: int = 1, length: int = 0) -> Signal:
+    """Return a part of a signal.
 
     Args:
         signal: the whole.
-        side: of a square in the middle of every picture; 0 leaves them.
-        shrink: pictures get so many times smaller, by the mean over squares.
-        length: frames or samples from the start; 0 takes all.
+        side: of a square in the middle of every picture; 0 keeps the whole picture.
+        shrink: divide the sides of pictures by this, by the mean over squares of pixels.
+        length: keep so many frames or samples from the start; 0 keeps all.
     """
     values = signal.values
     if length:
         if signal.kind == "image":
-            raise DataError("length is of sounds and videos, this is an image: drop it")
+            raise DataError(
+                "length is an option for sounds and videos, and this is an image: drop it"
+            )
         values = values[:length]
     if signal.kind == "audio":
         if side or shrink > 1:
-            raise DataError("side and shrink are of pictures, this is a sound: drop them")
+            raise DataError(
+                "side and shrink are options for pictures, and this is a sound: drop them"
+            )
         return Signal("audio", values, signal.rate)
     if shrink > 1:
-        values = _shrunk(values, shrink)
+        values = _shrink(values, shrink)
     if side:
         height, width = values.shape[-3:-1]
         if side > min(height, width):
@@ -102,21 +106,21 @@ def cropped(signal: Signal, side: int = 0, shrink: int = 1, length: int = 0) -> 
 
 
 def ripples(channels: int, side: int = 16) -> Tensor:
-    """A synthetic image for tests, bytes."""
+    """Return a synthetic image (side, side, channels) for tests, as bytes."""
     axis = torch.linspace(0, 6, side)
     down = torch.sin(axis[:, None] * torch.arange(1, channels + 1))  # (side, channels)
     waves = down[:, None] + axis.cos()[None, :, None]
     return (127.5 + 60 * waves).byte()
 
 
-def named(file: str | None) -> Path:
-    """The file of the source `file`."""
+def require_file(file: str | None) -> Path:
+    """Return the path of the source `file`; raise `DataError` if there is none."""
     if file is None:
-        raise DataError("say which file to fit: --set file=PATH, an image, sound or video")
+        raise DataError("file is None: give an image, sound or video with --set file=PATH")
     return Path(file).expanduser()
 
 
-def _shrunk(values: Tensor, times: int) -> Tensor:
+def _shrink(values: Tensor, times: int) -> Tensor:
     height, width = (n // times for n in values.shape[-3:-1])
     if not height or not width:
         raise DataError(f"{values.shape[-3]} x {values.shape[-2]} pixels cannot shrink by {times}")
@@ -126,8 +130,8 @@ def _shrunk(values: Tensor, times: int) -> Tensor:
     return mean if values.is_floating_point() else mean.round().byte()
 
 
-def in_channels(pixels: Tensor, channels: int) -> Tensor:
-    """Grey as three equal channels, colours as their mean."""
+def with_channels(pixels: Tensor, channels: int) -> Tensor:
+    """Return pixels with 1 or 3 channels: grey three times, or the mean of colours."""
     if pixels.shape[-1] == channels:
         return pixels
     if pixels.shape[-1] == 1:
@@ -137,7 +141,7 @@ def in_channels(pixels: Tensor, channels: int) -> Tensor:
 
 
 def _archived(path: Path, index: int) -> Tensor:
-    """One test image of a set of the Fourier-features paper, (512, 512, 3) bytes."""
+    """Return a test image of a data set of the Fourier-features paper, (H, W, 3)."""
     images = read_archive(path, "test_data", rest=False)["test_data"]
     if images.ndim != 4 or images.shape[-1] not in (1, 3):
         raise DataError(f"'test_data' in {path} should be (n, H, W, 3), got {images.shape}")
@@ -155,7 +159,7 @@ def _face(root: Path, index: int) -> Tensor:
 
 
 def _as_pixels(image: Any, path: Path) -> Tensor:
-    """Bytes as they are; other numbers are brightness from 0 to 1, or from 0 to 255."""
+    """Return bytes as they are, and numbers from 0 to 255 divided by 255."""
     if image.dtype.kind not in "uif":
         raise DataError(f"the pixels in {path} should be numbers, got {image.dtype}")
     if image.dtype == np.uint8:
@@ -172,5 +176,5 @@ def _as_pixels(image: Any, path: Path) -> Tensor:
 
 def _pick(items: Any, index: int, source: Path) -> Any:
     if not 0 <= index < len(items):
-        raise DataError(f"{source} has {len(items)} signals: index={index} is not among them")
+        raise DataError(f"{source} has {len(items)} signals, numbered from 0: got index={index}")
     return items[index]

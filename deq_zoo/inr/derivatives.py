@@ -13,15 +13,15 @@ Values = Callable[[Tensor], Tensor]  # (N, d) to (N, o), each row of its own poi
 def value_and_gradient(
     field: Values, x: Tensor, create_graph: bool | None = None
 ) -> tuple[Tensor, Tensor]:
-    r"""Values and $\partial y_i / \partial x_j$.
+    r"""Return values and their gradients $\partial y_i / \partial x_j$.
 
-    For an equilibrium, pass `exact`, or its forward pass with the
-    options `ift` and `higher_order`: both are exact, and stay so in what is made of them.
+    For an equilibrium, pass `DEQField.exact`, or a forward pass with the options `ift` and
+    `higher_order`: the gradient and its own derivatives are exact.
 
     Args:
         field: a function of points.
         x: (N, d).
-        create_graph: whether the gradient has a graph itself; by default as the grad mode says.
+        create_graph: whether the gradient can be differentiated; by default if grad mode is on.
 
     Returns:
         (N, o) and (N, o, d).
@@ -41,7 +41,7 @@ def value_and_gradient(
 
 
 def laplacian(field: Values, x: Tensor, create_graph: bool | None = None) -> Tensor:
-    r"""The sum of second derivatives $\sum_j \partial^2 y_i / \partial x_j^2$, (N, o).
+    r"""Return the sum of second derivatives $\sum_j \partial^2 y_i / \partial x_j^2$, (N, o).
 
     Args: see `value_and_gradient`.
     """

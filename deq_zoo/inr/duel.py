@@ -1,168 +1,154 @@
-"""Two fields on one signal, side by side: an equilibrium and a network without."""
+"""Two fields on one image, side by side: an equilibrium and a network without one."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from deq_zoo.checks import check_fields
 from deq_zoo.errors import ZooError
 from deq_zoo.inr.model import Field, FieldConfig
-from deq_zoo.inr.representation import Representation
+from deq_zoo.inr.pair import Pair
+from deq_zoo.inr.rendering import Rendering
 from deq_zoo.inr.task import GeneraliseImage
+from deq_zoo.predictions import OutFolder, Prediction
 from deq_zoo.record import SolverRecord
-from deq_zoo.task import WHOLE, Evaluation, Loss, Picture, Shard
+from deq_zoo.task import Converted, Evaluation, Loss, Picture, Score, Split, Weights
 
-_ENTRIES = 128  # of a course
-_STRIDE = 5  # steps between its first entries
-_WATCHED = 1024  # held-out pixels that it looks at
-
-
-class Course(nn.Module):
-    """How two fields get on: processor seconds of each, and PSNR of each on held-out pixels.
-
-    Its buffers go into checkpoints. When it is full, every second entry goes, and from then on it
-    takes note half as often.
-    """
-
-    entries: Tensor
-    count: Tensor
-    seconds: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("entries", torch.zeros(_ENTRIES, 4))
-        self.register_buffer("count", torch.tensor([0, 0, _STRIDE]))  # held, steps, stride
-        self.register_buffer("seconds", torch.zeros(2))
-
-    @contextmanager
-    def timed(self, who: int) -> Iterator[None]:
-        """A block whose time is spent by one of the two."""
-        began = time.process_time()
-        yield
-        self.seconds[who] += time.process_time() - began
-
-    def due(self) -> bool:
-        """Whether to take note at this step, which is counted."""
-        _, steps, stride = self.count.tolist()
-        self.count[1] += 1
-        return bool(steps % stride == 0)
-
-    def note(self, *psnr: float) -> None:
-        """The PSNR of both."""
-        held = int(self.count[0])
-        if held == _ENTRIES:
-            held //= 2
-            self.entries[:held] = self.entries[::2].clone()
-            self.count[2] *= 2
-        self.entries[held] = torch.tensor([*self.seconds.tolist(), *psnr])
-        self.count[0] = held + 1
-
-    def told(self) -> Tensor:
-        """(n, 4): seconds of both, then PSNR of both."""
-        return self.entries[: int(self.count[0])]
-
-
-class Pair(Representation):
-    """A representation and its rival.
-
-    Args:
-        field: the equilibrium.
-        rival: trained on the same points at the same steps.
-    """
-
-    def __init__(self, field: Field, rival: Field) -> None:
-        super().__init__(field)
-        self.rival, self.course = rival, Course()
+_FILTERS = {
+    "siren_like": "DEQ-SIREN",
+    "fourier": "DEQ-MFN, Fourier",
+    "gabor": "DEQ-MFN, Gabor",
+}
+_KINDS = {
+    "one_pass": "one pass",
+    "siren": "SIREN",
+    "ffn": "FFN",
+    "relu_pe": "ReLU-PE",
+    "mfn": "MFN",
+}
+_TIMED = 5  # training steps whose time the report measures
+_NO_CONVERSION = (
+    "a duel has two fields, and the authors' weights are of one: use --preset inr-nature, inr-text "
+    "or inr-file"
+)
 
 
 @dataclass(frozen=True)
 class Duel(GeneraliseImage):
     """Image generalisation by an equilibrium and by a rival of about as many parameters.
 
-    They share nothing but the optimiser's settings: the loss is the sum of theirs, and no parameter
-    is in both. The best model is chosen by the equilibrium's `val_psnr`, and the rival is judged
-    at the same step. Runs in one process.
+    They share the training pixels and the optimiser's settings; the loss is the sum of their
+    losses, and no parameter is in both. Both are compared at their own best: every `look_every`
+    steps, each field whose validation PSNR is its best so far is copied. All metrics are those of
+    the copies: `psnr` of the equilibrium, `rival_psnr` of the rival, and their mean `mean_psnr`,
+    which grows whenever one of them gets better and so chooses the checkpoint with both.
 
     Args:
-        rival: the shape of the other field. Others: see `GeneraliseImage`.
+        rival: the shape of the other field.
+        look_every: steps between two comparisons on the validation pixels.
+
+    Other args: see `FitSignal`.
     """
 
+    score: ClassVar[Score] = Score("mean_psnr", "dB")
+
     rival: FieldConfig = field(default_factory=lambda: FieldConfig(kind="siren", layers=2))
+    look_every: int = 20
 
-    def build(self) -> nn.Module:
-        return self.framed(Pair(self.make(self.net), self.make(self.rival)))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fields(self, 1, "look_every")
 
-    def train_batch(self, step: int, seed: int, shard: Shard = WHOLE) -> Tensor:
-        if shard.world > 1:
-            raise ZooError(
-                f"a duel runs in one process: start it without a launcher, got {shard.world} "
-                "processes; other inr presets run in several"
-            )
-        return super().train_batch(step, seed, shard)
+    @property
+    def uses(self) -> frozenset[str]:
+        """Return the options that have an effect on either field."""
+        return self.uses_of(self.net) | self.uses_of(self.rival)
 
-    def loss(self, model: nn.Module, batch: Tensor, carry: Any) -> Loss:
-        assert isinstance(model, Pair)
+    def build(self, facts: Mapping[str, Any] | None = None) -> Pair:
+        ours, rival = self.make_field(self.net), self.make_field(self.rival)
+        return Pair(ours, rival, self._find_grid(facts))
 
-        def predict(x: Tensor, places: Tensor) -> list[Tensor]:
-            values: list[Tensor] = model.rival(x).values
+    def loss(self, model: Any, batch: Tensor, carry: Any) -> Loss:
+        def evaluate(x: Tensor, places: Tensor) -> list[Tensor]:
+            values: list[Tensor] = model(x, rival=True).predictions
             return values
 
-        with model.course.timed(0):
-            ours = super().loss(model.field, batch, carry)
-        with model.course.timed(1):
-            theirs = self.error(model.rival, batch, predict)
-        if model.course.due():
-            model.course.note(*(self._glimpse(each, batch) for each in (model.field, model.rival)))
-        return Loss(ours.value + theirs, stats=ours.stats, carry=ours.carry)
+        ours = super().loss(model, batch, carry)
+        rival = self.error(model, batch, evaluate)
+        metrics = {"field_loss": ours.value, "rival_loss": rival}
+        return Loss(ours.value + rival, metrics, ours.stats, ours.carry)
 
     @torch.no_grad()
-    def _glimpse(self, field: nn.Module, batch: Tensor) -> float:
-        """PSNR at some of the validation pixels; the time it takes is nobody's."""
-        rows = self.judged()["val_psnr"]
-        field.eval()
-        found = self.psnr(
-            field, rows[:: max(1, len(rows) // _WATCHED)], batch.device, SolverRecord()
-        )
-        field.train()
-        return found
+    def after_step(self, model: Pair) -> None:
+        model.step += 1
+        if int(model.step) % self.look_every:
+            return
+        fields = (model.field.eval(), model.rival.eval())
+        psnr = [self.psnr(each, self.val_set.rows) for each in fields]
+        model.look(torch.tensor(psnr, device=model.device), self.look_every)
+        model.train()
 
-    def evaluate(self, model: nn.Module, device: torch.device, thorough: bool) -> Evaluation:
-        assert isinstance(model, Pair)
-        found = super().evaluate(model, device, thorough)
-        rows = self.judged()["psnr"]
-        rival = self.psnr(model.rival, rows, device, SolverRecord())
-        return Evaluation({**found.metrics, "rival_psnr": rival}, found.solver)
+    def evaluate(self, model: Pair, split: Split, thorough: bool = False) -> Evaluation:
+        ours, rival = model.chosen
+        result = super().evaluate(ours, split, thorough)
+        a = result.metrics["psnr"]
+        b = self.psnr(rival, self.samples(split).rows, SolverRecord())
+        metrics = {"psnr": a, "rival_psnr": b, "mean_psnr": (a + b) / 2}
+        return Evaluation(metrics, result.solver)
 
     @torch.no_grad()
-    def pictures(self, model: nn.Module, device: torch.device) -> list[Picture]:
-        from deq_zoo.inr.pictures import compare, race
+    def pictures(self, model: Pair) -> list[Picture]:
+        from deq_zoo.inr.pictures import plot_pictures, plot_race
 
-        assert isinstance(model, Pair)
         rows = torch.arange(len(self.signal))
-        fields: dict[str, Any] = {f"DEQ {_size(model.field)}": model.field}
-        fields[f"{self.rival.kind.upper()} {_size(model.rival)}"] = model.rival
+        names = [_name(self.net, model.field), _name(self.rival, model.rival)]
         values = {
-            name: torch.cat(list(self.predicted(each, rows, device, SolverRecord())))
-            for name, each in fields.items()
+            name: torch.cat(list(self.values(each, rows)))
+            for name, each in zip(names, model.chosen, strict=True)
         }
-        note = "Weights are those of the step with the DEQ's best val_psnr, for both fields."
-        return [
-            compare(self.signal, rows, values, self.told_by(), note),
-            race(model.course.told(), list(values)),
-        ]
-
-    def convert(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        raise ZooError(
-            "a duel holds two fields, the authors' weights are of one: convert them with --preset "
-            "inr-nature, inr-text or inr-file"
+        steps = model.best_step.tolist()
+        caption = f"{self.caption} Each field has its own best weights" + (
+            f", those of the steps {steps[0]} and {steps[1]}." if all(steps) else "."
         )
+        race = plot_race(*model.course.entries(), names, self._seconds_per_step(model))
+        scored = self._scored(rows)
+        return [plot_pictures(self.signal, rows, values, caption, scored), *race]
+
+    @torch.enable_grad()
+    def _seconds_per_step(self, model: Pair) -> list[float]:
+        """Return the processor seconds of a training step of each field, measured on copies."""
+        copy = deepcopy(model).train()
+        seconds: tuple[list[float], list[float]] = ([], [])
+        batch, carry = self.train_batch(0, 0).to(copy.device), None
+        for _ in range(_TIMED + 1):  # the first one solves, and is left out
+            for who in range(2):
+                began = time.process_time()
+                if who == 0:
+                    loss = super().loss(copy, batch, carry)
+                    carry = loss.carry
+                    loss.value.backward()
+                else:
+                    self.error(copy, batch, lambda x, _: copy(x, rival=True).predictions).backward()
+                seconds[who].append(time.process_time() - began)
+        return [sorted(each[1:])[_TIMED // 2] for each in seconds]
+
+    def sample(self, model: Pair, options: Rendering, out: OutFolder) -> Iterator[Prediction]:
+        return super().sample(model.best_representation(), options, out)
+
+    def from_authors(self, state: Weights) -> Converted:
+        raise ZooError(_NO_CONVERSION)
+
+    def to_authors(self, state: Weights) -> dict[str, Tensor]:
+        raise ZooError(_NO_CONVERSION)
 
 
-def _size(field: Field) -> str:
-    return f"({sum(p.numel() for p in field.parameters()):,} parameters)"
+def _name(net: FieldConfig, field: Field) -> str:
+    name = _FILTERS[net.filter] if net.kind == "deq" else _KINDS[net.kind]
+    return f"{name} ({sum(p.numel() for p in field.parameters()):,} parameters)"

@@ -4,7 +4,7 @@ from deq_zoo.family import Family
 
 FAMILY = Family(
     name="inr",
-    description="DEQ-INR: images, sounds and videos as fields.",
+    description="DEQ-INR: images, sounds and videos as functions of coordinates.",
     presets="deq_zoo.inr.presets",
     tasks=(
         "deq_zoo.inr.task:FitSignal",

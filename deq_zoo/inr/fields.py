@@ -13,9 +13,9 @@ def make_field(d: int, o: int, config: FieldConfig, deq: Any = None) -> Field:
 
     Args:
         d: coordinates of a point.
-        o: values at a point.
+        o: numbers in a value.
         config: kind and shape of the field.
-        deq: options of the solve, for kinds with an equilibrium.
+        deq: options of the equilibrium and of the norm in f, for the kinds that have them.
     """
     if config.kind == "deq":
         return DEQField(d, o, config, deq)

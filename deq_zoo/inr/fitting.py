@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from deq_zoo.errors import DataError
-from deq_zoo.inr.data import cropped, in_channels
+from deq_zoo.inr.data import crop, with_channels
 from deq_zoo.inr.model import FieldConfig
 from deq_zoo.inr.readers import read_signal
+from deq_zoo.inr.recipes import SHORT
 from deq_zoo.inr.representation import Representation
 from deq_zoo.inr.signal import NAMES, Kind, Signal
 from deq_zoo.inr.task import FitSignal
@@ -26,7 +27,7 @@ from torchdeq import DEQConfig
 #: Input scales of the paper, by kind of signal.
 SCALES = {"image": 128.0, "video": 128.0, "audio": 25000.0}
 _KINDS: dict[int, Kind] = {2: "audio", 3: "image", 4: "video"}  # by the axes of a tensor
-_OF_SOURCE = ("data", "file", "data_dir", "index")  # options of a task that say what to fit
+_SOURCE_OPTIONS = ("data", "file", "data_dir", "index")  # of a task; `fit` has a source instead
 
 
 def fit(
@@ -46,7 +47,9 @@ def fit(
     length: int = 0,
     **task: Any,
 ) -> Representation:
-    """A field of a signal, by the paper's recipe: warm starts, 3 phantom steps, Adam.
+    """Return a signal as a field, fitted by the paper's recipe: warm starts, 3 phantom steps, Adam.
+
+    Raises `ZooError` if the loss or the weights become NaN or infinite.
 
     Args:
         source: an image, wav or video file; a tensor (H, W, 1 or 3) or (T, H, W, 3) of bytes or
@@ -54,69 +57,71 @@ def fit(
         steps: updates.
         net: the shape of the field; by default 256 wide with the paper's scale for the signal.
         deq: options of the equilibrium.
-        lr: of Adam.
+        lr: learning rate of Adam.
         seed: of the initial weights and the order of points.
         seconds: stop after so long.
         device: to train on.
         progress: called with the step and the loss after every step.
-        channels: of an image, 3 or 1; by default a tensor's own, and 3 of a file.
-        side: of a square in the middle of every picture; 0 takes all of it.
-        shrink: pictures get so many times smaller first.
-        length: frames or samples to fit, from the start; 0 takes all.
+        channels: of an image, 3 or 1; by default a tensor's own, and 3 for a file.
+        side: of a square in the middle of every picture; 0 takes the whole picture.
+        shrink: divide the sides of pictures by this first.
+        length: fit so many frames or samples from the start; 0 fits all.
         **task: further options of `FitSignal`, e.g. `batch=65536`.
     """
-    known = [name for name in _OF_SOURCE if name in task]
-    if known:
-        raise TypeError(f"fit takes the signal as source: drop {', '.join(known)}")
+    refused = [name for name in _SOURCE_OPTIONS if name in task]
+    if refused:
+        raise TypeError(f"fit takes the signal as source: drop {', '.join(refused)}")
     signal = as_signal(source, channels, length)
     net = FieldConfig(width=256, input_scale=SCALES[signal.kind]) if net is None else net
-    deq = DEQConfig(f_max_iter=40, grad=[3], on_failure="ignore") if deq is None else deq
-    options = FitSignal(net=net, deq=deq, side=side, shrink=shrink, length=length, **task)
-    chosen = options.holding(cropped(signal, side, shrink, length))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = chosen.build().to(device)
+    options = FitSignal(
+        net=net, deq=SHORT if deq is None else deq, side=side, shrink=shrink, length=length, **task
+    )
+    chosen = options.with_signal(crop(signal, side, shrink, length))
+    preset = Preset(chosen, Adam(lr=lr, decoupled=False), steps=max(1, steps), seed=seed)
+    model = _train(preset, steps, device, seconds, progress)
     assert isinstance(model, Representation)
-    train(chosen, model, steps, lr, seed, seconds, device, progress)
     return model.eval()
 
 
-def train(
-    task: FitSignal,
-    model: nn.Module,
+def _train(
+    preset: Preset,
     steps: int,
-    lr: float,
-    seed: int,
-    seconds: float | None,
     device: torch.device | str,
+    seconds: float | None,
     progress: Callable[[int, float], object] | None,
-) -> None:
-    """Update the weights of a field in memory, without a run folder; see `fit` for the options."""
-    preset = Preset(task, Adam(lr=lr, decoupled=False), steps=max(1, steps))
+) -> Any:
+    """Return a trained model; without steps, one with its initial weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(preset.seed)
+        model = preset.task.build().to(device)
+    if steps < 1:
+        return model
     optimizer = preset.optim.make(model.parameters())
     learner = Learner(preset, model, optimizer, OneDevice(device), preset.steps)
-    batches = (task.train_batch(step, seed) for step in range(steps))
+    batches = (preset.task.train_batch(step, preset.seed) for step in range(steps))
     latest: deque[Tensor] = deque(maxlen=1)
     began = time.monotonic()
     for _ in range(steps):
         learner.update(batches, lambda loss, samples: latest.append(loss.value.detach()))
+        check_finite(latest[0].item(), learner.step)
         if progress is not None:
             progress(learner.step, latest[0].item())
         if seconds is not None and time.monotonic() - began > seconds:
             break
-    if latest:
-        check_finite(latest[0].item(), learner.step)
+    for p in model.parameters():
+        check_finite(float(p.detach().sum()), learner.step)
+    return model
 
 
 def as_signal(
     source: str | Path | Tensor | Signal, channels: int | None = None, length: int = 0
 ) -> Signal:
-    """A signal from a file or a tensor.
+    """Return the signal in a file or a tensor.
 
     Args:
-        source: either.
-        channels: of an image; by default a tensor's own, and 3 of a file.
-        length: frames after which a video file is left; 0 reads all.
+        source: a file, a tensor or a signal.
+        channels: of an image; by default a tensor's own, and 3 for a file.
+        length: read only so many frames of a video file; 0 reads all.
     """
     if channels not in (None, 1, 3):
         raise ValueError(f"channels must be 1 or 3, got {channels}")
@@ -129,8 +134,8 @@ def as_signal(
     if channels is None or signal.channels == channels:
         return signal
     if signal.kind != "image":
-        raise ValueError(f"channels is of images, got {NAMES[signal.kind]}: drop it")
-    return Signal("image", in_channels(signal.values, channels))
+        raise ValueError(f"channels is an option for images, got {NAMES[signal.kind]}: drop it")
+    return Signal("image", with_channels(signal.values, channels))
 
 
 def _from_tensor(source: Tensor) -> Signal:

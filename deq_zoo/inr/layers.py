@@ -1,4 +1,4 @@
-"""The parts of an equilibrium field: what coordinates inject, and the map whose fixed point it is.
+"""The parts of an equilibrium field: the injection of coordinates, and the map f.
 
 Attribute names are those of the published checkpoints.
 """
@@ -53,12 +53,12 @@ class Injection(nn.Module):
             nn.init.uniform_(self.x_map.bias, -pi, pi)
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        # Frequencies of thousands times coordinates: half precision would leave nothing of them.
+        # Half precision cannot represent the products of coordinates and high frequencies.
         with torch.autocast(x.device.type, enabled=False):
             return [self._part(x, k) for k in range(self.parts)]
 
     def _part(self, x: Tensor, k: int) -> Tensor:
-        """Filter `k`, a tensor of its own: cutting one of all would cost a copy in backward."""
+        """Return filter `k`, computed apart from the others: a slice costs a copy in backward."""
 
         def cut(t: Tensor) -> Tensor:
             return t.chunk(self.parts)[k]
@@ -68,10 +68,10 @@ class Injection(nn.Module):
             return a
         if self.filter == "fourier":
             return a.sin()
-        # Differences, not the expanded square: that one can fall below zero.
+        # Differences, not the expanded square, which rounding can make negative.
         axes = zip(x.unbind(1), cut(self.mu).unbind(1), strict=True)
         square = sum((x_i[:, None] - mu_i).square() for x_i, mu_i in axes)
-        gamma = cut(self.gamma).clamp_min(0)  # an envelope never grows
+        gamma = cut(self.gamma).clamp_min(0)  # a negative one would make the envelope grow
         return a.sin() * torch.exp(-0.5 * gamma * square)
 
 
@@ -88,7 +88,7 @@ class FilteredMap(nn.Module):
     Args:
         width: of the state.
         layers: L.
-        filter: which injection feeds it.
+        filter: of the injection.
     """
 
     def __init__(self, width: int, layers: int, filter: Filter) -> None:
@@ -99,15 +99,15 @@ class FilteredMap(nn.Module):
         )
 
     def at(self, u: Sequence[Tensor], solving: bool = True) -> Callable[[Tensor], Tensor]:
-        """The map z -> f(z) for some points.
+        """Return the map z -> f(z) of some points.
 
-        The first filter does not depend on z. A solve has $k = W_1 g_0 + b_1 + u_1$ made
-        once, and an iteration is `sin(W z + k)`. The few steps of a warm start add the filter to
-        z instead: that is one product with W less, and two less in the backward pass.
+        The first filter does not depend on z. A solve computes $k = W_1 g_0 + b_1 + u_1$ once, and
+        an iteration is `sin(W z + k)`. The few steps of a warm start add the filter to z instead,
+        which saves one product with W, and two in the backward pass.
 
         Args:
             u: the injection of the points.
-            solving: whether f will be called many times.
+            solving: whether the caller evaluates f many times.
         """
         maps = [layer["z_map"] for layer in self.layers]  # type: ignore[index]
         first, W = maps[0], maps[0].weight.mT
@@ -127,19 +127,21 @@ class FilteredMap(nn.Module):
         return f
 
     def _filtered(self, mixed: Tensor, u: Tensor, added: bool = False) -> Tensor:
-        """A layer's output; `added` says that a siren's filter is in `mixed` already."""
+        """Return the output of a layer; `added`: `mixed` contains the filter of siren_like."""
         if self.filter != "siren_like":
             return mixed * u if torch.is_grad_enabled() else mixed.mul_(u)
         mixed = mixed if added else mixed + u
-        return mixed.sin() if torch.is_grad_enabled() else mixed.sin_()  # a solve needs no copy
+        return (
+            mixed.sin() if torch.is_grad_enabled() else mixed.sin_()
+        )  # in place: a solve needs no graph
 
     def forward(self, z: Tensor, *u: Tensor) -> Tensor:
-        """f(z) for an injection."""
+        """Return f(z) for an injection."""
         return self.at(u, solving=False)(z)
 
 
 def _affine(c: Tensor, z: Tensor, W: Tensor) -> Tensor:
-    """`c + z W`; in mixed precision the sum keeps c's, which holds phases of many turns."""
+    """Return `c + z W`, under autocast in the precision of c, whose phases have many turns."""
     if torch.is_autocast_enabled(z.device.type):
         return z @ W + c
     return torch.addmm(c, z, W)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from deq_zoo.checks import check_fields
+from deq_zoo.inr.blocks import block_size
 from deq_zoo.inr.layers import FILTERS, Filter, FilteredMap, Injection
-from torchdeq import DEQConfig, SolverStat, apply_norm, get_deq, reset_norm
+from deq_zoo.inr.statistics import join, thin
+from deq_zoo.model import Model
+from deq_zoo.output import Output
+from torchdeq import DEQConfig, apply_norm, get_deq, reset_norm
 from torchdeq.registry import suggest
 
 Kind = Literal["deq", "one_pass", "siren", "ffn", "relu_pe", "mfn"]
@@ -23,14 +27,14 @@ class FieldConfig:
     """The shape of a field.
 
     Args:
-        kind: deq; one_pass, its map applied once to zero; or a baseline without equilibrium:
-            siren, ffn (random Fourier features), relu_pe (positional encoding), mfn.
-        filter: of deq, one_pass and mfn (which knows fourier and gabor).
+        kind: deq; one_pass, the map of a deq applied once to zero; or a baseline without
+            equilibrium: siren, ffn (random Fourier features), relu_pe (positional encoding), mfn.
+        filter: of deq, one_pass and mfn (fourier and gabor only).
         width: of the hidden state.
         layers: in the map of a deq or one_pass; hidden layers of a baseline.
-        input_scale: spread of the frequencies; of ffn the standard deviation in cycles, of relu_pe
-            the highest one, in half cycles.
-        alpha: of gabor's envelopes.
+        input_scale: spread of the frequencies; in ffn the standard deviation in cycles, in relu_pe
+            the highest frequency in half cycles.
+        alpha: shape of the Gamma distribution of gabor's envelopes.
     """
 
     kind: Kind = "deq"
@@ -41,10 +45,10 @@ class FieldConfig:
     alpha: float = 3.0
 
     def __post_init__(self) -> None:
-        for name, known in (("kind", KINDS), ("filter", FILTERS)):
+        for name, allowed in (("kind", KINDS), ("filter", FILTERS)):
             value = getattr(self, name)
-            if value not in known:
-                raise ValueError(f"unknown {name} {value!r}{suggest(value, known)}")
+            if value not in allowed:
+                raise ValueError(f"unknown {name} {value!r}{suggest(value, allowed)}")
         check_fields(self, 1, "width", "layers")
         for name in ("input_scale", "alpha"):
             if not getattr(self, name) > 0:
@@ -52,35 +56,27 @@ class FieldConfig:
 
     @property
     def implicit(self) -> bool:
-        """Whether there is a fixed point to find."""
+        """Return whether the field has an equilibrium to solve for."""
         return self.kind == "deq"
 
 
-class Output(NamedTuple):
-    """What a field says of some points.
+class Field(Model):
+    """The base of fields, functions of points (..., d) with values (..., o).
 
     Args:
-        values: (..., o) of every state that training samples, the last one the best; else one.
-        state: (N, width) the last state, to start the next solve from; None without equilibrium.
-        stats: of the solve; one sample per point.
+        d: coordinates of a point.
+        o: numbers in a value.
+        width: of the hidden state.
     """
 
-    values: list[Tensor]
-    state: Tensor | None = None
-    stats: SolverStat | None = None
-
-
-class Field(nn.Module):
-    """What every field does: take points of any leading shape, give values of the same."""
-
-    def __init__(self, d: int, o: int) -> None:
+    def __init__(self, d: int, o: int, width: int) -> None:
         super().__init__()
         if d < 1 or o < 1:
             raise ValueError(f"a field needs coordinates and values, got {d} and {o}")
-        self.d, self.o = d, o
+        self.d, self.o, self.width = d, o, width
 
     def points(self, x: Tensor) -> Tensor:
-        """Points as rows, (N, d)."""
+        """Return coordinates (..., d) as rows (N, d)."""
         if not x.is_floating_point():
             raise TypeError(f"coordinates must be floating point, got {x.dtype}")
         if not x.dim() or x.shape[-1] != self.d:
@@ -92,11 +88,39 @@ class Field(nn.Module):
             )
         return x.reshape(-1, self.d)
 
-    def forward(self, x: Tensor, z0: Tensor | None = None, **call: Any) -> Output:
+    def forward(
+        self, x: Tensor, z0: Tensor | None = None, **call: Any
+    ) -> Output[Tensor, Tensor | None]:
+        """Return the values at points; the state is (N, width), one for each point."""
         raise NotImplementedError
 
-    def refuse(self, z0: Tensor | None, call: Mapping[str, object]) -> None:
-        """Of a field without equilibrium: nothing to start from, and no options of a solve."""
+    def predict(
+        self, x: Tensor, z0: Tensor | None = None, **call: Any
+    ) -> Output[Tensor, Tensor | None]:
+        """Return the values (..., o) at coordinates (..., d) of any floating point type.
+
+        Points are computed in blocks. The statistics are those of a few points of each block.
+
+        Args:
+            x: coordinates, from -1 to 1 within the signal.
+            z0: (N, width) states to start from.
+            **call: options of this call of the DEQ.
+        """
+        return super().predict(x, z0, **call)
+
+    def _predict(self, x: Tensor, z0: Tensor | None, **call: Any) -> Output[Tensor, Tensor | None]:
+        like = next(self.parameters())
+        points = self.points(x.to(like.device, like.dtype) if x.is_floating_point() else x)
+        size = block_size(self.width)
+        starts = [None] * -(-max(1, len(points)) // size) if z0 is None else z0.split(size)
+        outputs = [self(p, z, **call) for p, z in zip(points.split(size), starts, strict=True)]
+        values = torch.cat([out.prediction for out in outputs]).view(*x.shape[:-1], self.o)
+        states = [out.state for out in outputs if out.state is not None]
+        stats = join([thin(out.stats) for out in outputs if out.stats is not None])
+        return Output([values], torch.cat(states) if states else None, stats)
+
+    def refuse_solve(self, z0: Tensor | None, call: Mapping[str, object]) -> None:
+        """Raise `TypeError` for a start or options of a solve: for fields without equilibrium."""
         given = [*(["z0"] if z0 is not None else []), *call]
         if given:
             raise TypeError(
@@ -105,22 +129,22 @@ class Field(nn.Module):
 
 
 class _Filtered(Field):
-    """What the equilibrium and its explicit twin share: injection, map, decoder and norm."""
+    """The common part of the equilibrium and its explicit twin: injection, f, decoder and norm."""
 
     def __init__(self, d: int, o: int, config: FieldConfig, deq: Any = None) -> None:
-        super().__init__(d, o)
+        super().__init__(d, o, config.width)
         self.config, self.options = config, DEQConfig(deq)
         self.injection = Injection(
             d, config.width, config.layers, config.filter, config.input_scale, config.alpha
         )
         self.f = FilteredMap(config.width, config.layers, config.filter)
         self.output_map = nn.Linear(config.width, o)
-        # A config from a file gives every option: its default norm must count as if it were given.
+        # `apply_norm` leaves an option alone that was not given; the default norm is applied here.
         norm = self.options.with_options(norm_type=self.options.norm_type)
         apply_norm(self.f, args=norm)
 
     def decode(self, z: Tensor, shape: torch.Size) -> Tensor:
-        """Values (..., o) of states (N, width), for points of a shape (..., d)."""
+        """Return the values (..., o) of states (N, width), for points of a shape (..., d)."""
         values: Tensor = self.output_map(z)
         return values.view(*shape[:-1], self.o)
 
@@ -144,23 +168,25 @@ class DEQField(_Filtered):
         super().__init__(d, o, config, deq)
         self.deq = get_deq(self.options, coupled=self.options.get("coupled", False))
 
-    def forward(self, x: Tensor, z0: Tensor | None = None, **call: Any) -> Output:
-        """Values at points.
+    def forward(
+        self, x: Tensor, z0: Tensor | None = None, **call: Any
+    ) -> Output[Tensor, Tensor | None]:
+        """Return the values at points.
 
         Args:
             x: coordinates.
-            z0: where to start, e.g. the states of the training step before; zeros by default.
-            **call: options of this call of the DEQ; `f_max_iter=0` with a `z0` takes only the
-                steps of the gradient, as a warm start does.
+            z0: states to start from, e.g. those of the training step before; zeros by default.
+            **call: options of this call of the DEQ; with `f_max_iter=0` there is no solve, only
+                the steps of the gradient from `z0`, as in a warm start.
         """
-        return self._solved(self.deq, x, z0, **call)
+        return self._solve(self.deq, x, z0, **call)
 
     def exact(self, x: Tensor, tol: float | None = None) -> Tensor:
-        """Values with a graph that is exact at every order, for derivatives along coordinates.
+        """Return values whose derivatives of every order are exact, e.g. along coordinates.
 
         Args:
             x: coordinates.
-            tol: of all solves, relative; by default near the precision of `x`.
+            tol: relative tolerance of all solves; by default near the precision of `x`.
         """
         tol = 16 * torch.finfo(x.dtype).eps if tol is None else tol
         options = self.options.with_options(
@@ -168,9 +194,11 @@ class DEQField(_Filtered):
             eval_f_max_iter=400, f_tol=tol, f_stop_mode="rel", b_max_iter=400, b_tol=tol,
             on_failure="ignore", coupled=self.options.get("coupled", False),
         )  # fmt: skip
-        return self._solved(get_deq(options).eval(), x, None).values[-1]
+        return self._solve(get_deq(options).eval(), x, None).prediction
 
-    def _solved(self, deq: nn.Module, x: Tensor, z0: Tensor | None, **call: Any) -> Output:
+    def _solve(
+        self, deq: nn.Module, x: Tensor, z0: Tensor | None, **call: Any
+    ) -> Output[Tensor, Tensor | None]:
         reset_norm(self.f)  # once per forward pass, not once per evaluation of f
         u = self.injection(self.points(x))
         if z0 is None:
@@ -182,20 +210,23 @@ class DEQField(_Filtered):
             )
         f = self.f.at(u, solving=call.get("f_max_iter") != 0)
         states, stats = deq(f, z0, **call)
-        return Output([self.decode(z, x.shape) for z in states], states[-1], stats)
+        values = [self.decode(z, x.shape) for z in states]
+        return Output(values, states[-1].detach(), stats)
 
 
 class OnePassField(_Filtered):
-    r"""The explicit twin of a `DEQField`, of as many parameters.
+    r"""The explicit twin of a `DEQField`, with the same parameters.
 
     $$y = V f(0, u(x)) + \beta$$
 
-    Args: see `DEQField`; of its options only those of the norm count.
+    Args: see `DEQField`; of the options, only those of the norm have an effect.
     """
 
-    def forward(self, x: Tensor, z0: Tensor | None = None, **call: Any) -> Output:
-        self.refuse(z0, call)
+    def forward(
+        self, x: Tensor, z0: Tensor | None = None, **call: Any
+    ) -> Output[Tensor, Tensor | None]:
+        self.refuse_solve(z0, call)
         reset_norm(self.f)
         u = self.injection(self.points(x))
         z = self.f(torch.zeros_like(u[0]), *u)
-        return Output([self.decode(z, x.shape)])
+        return Output([self.decode(z, x.shape)], None)

@@ -1,42 +1,27 @@
-"""Presets of DEQ-INR: the paper's, a file of one's own, a quick one and a smoke test."""
+"""Presets of DEQ-INR: the paper's, one for any file, a quick one and a smoke test."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 from deq_zoo.inr.duel import Duel
 from deq_zoo.inr.model import FieldConfig
+from deq_zoo.inr.recipes import CORRECTED, EXACT, RECIPE, SHORT
 from deq_zoo.inr.shape_task import FitShape
 from deq_zoo.inr.task import FitSignal, GeneraliseImage
 from deq_zoo.optim import Adam
 from deq_zoo.preset import PRESETS, Preset, Target
-from torchdeq import DEQConfig
-
-#: One solve, then three phantom steps from where the last step ended.
-RECIPE = DEQConfig(f_max_iter=100, f_tol=1e-3, grad=[3], on_failure="ignore")
-#: Two slices of ten evaluations, each with its loss: fixed-point correction. In float32 the
-#: residual does not fall to the tolerance, so every solve spends its budget.
-CORRECTED = DEQConfig(
-    f_max_iter=20, f_tol=1e-6, f_stop_mode="rel", grad=[3], n_states=2, gamma=0.8,
-    on_failure="ignore",
-)  # fmt: skip
-#: Exact derivatives of every order, for losses on gradients.
-EXACT = DEQConfig(
-    ift=True, higher_order=True, f_max_iter=60, f_tol=1e-5, f_stop_mode="rel", b_max_iter=60,
-    b_tol=1e-5, on_failure="ignore",
-)  # fmt: skip
 
 
 @PRESETS.register("inr-nature")
 def inr_nature() -> Preset:
-    """DEQ-SIREN between the pixels of natural images: 1 layer of 512, every second pixel learnt."""
+    """DEQ-SIREN of 512 between the pixels of natural images, of which it learns every fourth."""
     return _generalise("nature", steps=500, psnr=25.70)
 
 
 @PRESETS.register("inr-text")
 def inr_text() -> Preset:
-    """DEQ-SIREN between the pixels of images of text."""
+    """DEQ-SIREN of 512 between the pixels of images of text."""
     return _generalise("text", steps=1000, psnr=28.58)
 
 
@@ -63,7 +48,7 @@ def inr_audio() -> Preset:
     return Preset(
         task=FitSignal(
             net=FieldConfig(input_scale=25000.0),
-            deq=RECIPE.with_options(f_max_iter=40),
+            deq=SHORT,
             data="audio",
         ),
         optim=Adam(lr=1e-3),
@@ -121,7 +106,7 @@ def inr_file() -> Preset:
 
 @PRESETS.register("inr-gradient")
 def inr_gradient() -> Preset:
-    """A photograph from nothing but its gradients, exact through the equilibrium."""
+    """A photograph from its gradients alone, exact through the equilibrium."""
     return Preset(
         task=FitSignal(
             net=FieldConfig(width=128, input_scale=32.0),
@@ -148,7 +133,7 @@ def inr_shape() -> Preset:
 
 @PRESETS.register("inr-quick")
 def inr_quick() -> Preset:
-    """A photograph by DEQ-SIREN beside SIREN of as many parameters: about a minute on one core."""
+    """A photograph by DEQ-SIREN and SIREN of as many parameters: about a minute on one core."""
     return Preset(
         task=Duel(
             net=FieldConfig(width=128, input_scale=48.0),
@@ -165,14 +150,17 @@ def inr_quick() -> Preset:
 
 @PRESETS.register("inr-smoke")
 def inr_smoke() -> Preset:
-    """Ripples of 16 x 16 pixels, for tests: seconds."""
-    quick = inr_quick()
-    assert isinstance(quick.task, Duel)
-    net = FieldConfig(width=16, input_scale=8.0)
-    task = replace(
-        quick.task, net=net, rival=replace(net, kind="siren", layers=2), data="ripples", shrink=1
+    """DEQ-SIREN between the pixels of 16 x 16 ripples, for tests: seconds."""
+    return Preset(
+        task=GeneraliseImage(
+            net=FieldConfig(width=16, input_scale=8.0), deq=RECIPE, data="ripples"
+        ),
+        optim=Adam(lr=1e-3),
+        steps=20,
+        log_every=5,
+        eval_every=10,
+        save_every=10,
     )
-    return replace(quick, task=task, steps=20, log_every=5, eval_every=10, save_every=10)
 
 
 def _generalise(data: Literal["nature", "text"], steps: int, psnr: float) -> Preset:

@@ -1,4 +1,4 @@
-"""Files as signals: images by Pillow, sounds by SciPy, videos by PyAV."""
+"""Reading signals from files: images by Pillow, sounds by SciPy, videos by PyAV."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ VIDEOS = (".mp4", ".mov", ".mkv", ".avi", ".webm", ".gif")
 
 
 def kind_of(path: Path) -> Kind:
-    """What a file holds, by its name."""
+    """Return the kind of signal in a file, by the ending of its name."""
     for kind, suffixes in (("image", IMAGES), ("audio", AUDIO), ("video", VIDEOS)):
         if path.suffix.lower() in suffixes:
             return kind  # type: ignore[return-value]
-    known = ", ".join((*IMAGES, *AUDIO, *VIDEOS))
-    raise DataError(f"{path.name} is no image, sound or video by its name; known: {known}")
+    endings = ", ".join((*IMAGES, *AUDIO, *VIDEOS))
+    raise DataError(f"{path.name} is no image, sound or video by its name; known: {endings}")
 
 
 def read_signal(path: Path, channels: int = 3, length: int = 0) -> Signal:
-    """The signal in a file.
+    """Return the signal in a file.
 
     Args:
         path: the file.
-        channels: of an image: 3, or 1 for grey.
-        length: frames of a video after which decoding stops; 0 reads all.
+        channels: 3, or 1 for grey, for images.
+        length: decode only so many frames of a video; 0 decodes all.
     """
     kind = kind_of(path)
     if not path.is_file():
@@ -48,38 +48,38 @@ def read_signal(path: Path, channels: int = 3, length: int = 0) -> Signal:
 
 
 def read_image(path: Path, channels: int = 3) -> Tensor:
-    """Pixels (H, W, channels) as bytes, upright.
+    """Return the pixels (H, W, channels) of an image as bytes, upright.
 
-    What is transparent shows white behind it. Grey of 16 bits is divided by 257; grey in floating
-    point must lie from 0 to 1.
+    Transparent parts show a white ground. Grey of 16 bits is divided by 257; grey in floating point
+    must lie from 0 to 1.
     """
     pixels = np.array(open_image(path).convert("RGB" if channels == 3 else "L"))
     return torch.from_numpy(pixels).view(*pixels.shape[:2], channels)
 
 
 def read_wav(path: Path) -> Signal:
-    """A sound as one channel whose largest sample is 1 or -1."""
+    """Return a sound as one channel, divided by its largest magnitude."""
     from scipy.io import wavfile
 
     try:
-        rate, held = wavfile.read(path)
+        rate, content = wavfile.read(path)
     except (OSError, ValueError, EOFError, struct.error) as error:
         raise DataError(f"{path} cannot be read as a wav file: {error}") from None
-    samples = torch.from_numpy(np.array(held, dtype=np.float32))
-    if held.dtype == np.uint8:
-        samples -= 128  # its zero
+    samples = torch.from_numpy(np.array(content, dtype=np.float32))
+    if content.dtype == np.uint8:
+        samples -= 128  # silence
     if samples.dim() == 2:
         samples = samples.mean(1)
     if not len(samples):
         raise DataError(f"{path} holds no samples")
     top = samples.abs().max()
     if not top.isfinite():
-        raise DataError(f"{path} holds samples that are no finite numbers")
+        raise DataError(f"{path} holds samples that are NaN or infinite")
     return Signal("audio", (samples / top if top > 0 else samples)[:, None], float(rate))
 
 
 def read_video(path: Path, length: int = 0) -> Signal:
-    """Read a video's frames as bytes, the first `length` of them; 0 reads all."""
+    """Return the first `length` frames of a video as bytes; 0 reads all."""
     frames = list(islice(videos.read_video(path), length or None))
     if not frames:
         raise DataError(f"{path} holds no frames")

@@ -1,4 +1,4 @@
-"""Shapes by their signed distance: negative inside, the gradient of length 1 everywhere."""
+"""Signed distances of shapes: negative inside, with a gradient of length 1."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Distance = Callable[[Tensor], Tensor]
 
 
 def distance(name: Name, file: str | None = None) -> Distance:
-    """The signed distance of a shape, (N, d) to (N,).
+    """Return the signed distance of a shape, a function of points (N, d) to (N,).
 
     Args:
         name: disc (radius 0.6), box (half sides 0.6 and 0.4), sphere (radius 0.6), torus (radii
@@ -27,7 +27,7 @@ def distance(name: Name, file: str | None = None) -> Distance:
     """
     if name == "silhouette":
         if file is None:
-            raise DataError("say which image the silhouette is in: --set file=PATH")
+            raise DataError("a silhouette needs an image, and file is None: give --set file=PATH")
         return silhouette(read_image(Path(file).expanduser(), channels=1)[..., 0] < 128)
     return {"disc": _ball, "sphere": _ball, "box": _box, "torus": _torus}[name]
 
@@ -49,26 +49,28 @@ def _torus(x: Tensor) -> Tensor:
 
 
 def silhouette(inside: Tensor) -> Distance:
-    """The distance of a mask (H, W), between the centres of its pixels.
+    """Return the signed distance of a mask (H, W), exact at the centres of its pixels.
 
-    The exact transform of the grid, read off by interpolation. The longer side spans -1 to 1.
+    Between the centres it is interpolated. The longer side of the mask spans -1 to 1.
     """
     from scipy.ndimage import distance_transform_edt
 
     mask = inside.cpu().numpy()
     if mask.all() or not mask.any():
-        raise DataError("a silhouette needs pixels inside and outside: nothing, or all, is dark")
+        raise DataError(
+            "a silhouette needs pixels inside and outside, dark and light: got one of them alone"
+        )
     pixels = torch.from_numpy(distance_transform_edt(~mask) - distance_transform_edt(mask))
     height, width = mask.shape
     longest = max(height, width) - 1
     field = pixels.float()[None, None] * (2 / longest)
 
-    def at(x: Tensor) -> Tensor:
+    def interpolate(x: Tensor) -> Tensor:
         spread = x.new_tensor((longest / max(1, width - 1), longest / max(1, height - 1)))
         places = (x * spread)[None, None]  # (1, 1, N, 2): column, row
-        held = torch.nn.functional.grid_sample(
+        distances = torch.nn.functional.grid_sample(
             field.to(x), places, padding_mode="border", align_corners=True
         )
-        return held.flatten()
+        return distances.flatten()
 
-    return at
+    return interpolate

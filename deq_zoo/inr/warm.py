@@ -1,4 +1,4 @@
-"""The states of all points, kept from step to step: where the next step starts."""
+"""The states of all points, kept from step to step: the starts of the next step."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from deq_zoo.errors import DataError
 
-#: Bytes that the states of all points may take.
+#: The most bytes that the states of all points may take.
 BUDGET = 8_000_000_000
 
 
 def check_memory(n: int, width: int) -> None:
-    """Refuse states that are larger than the budget."""
+    """Raise `DataError` if the states of n points are larger than the budget."""
     size = 4 * n * width
     if size > BUDGET:
         raise DataError(
@@ -26,15 +26,15 @@ def check_memory(n: int, width: int) -> None:
 
 
 class States:
-    """A state for each of n points, (n, width), zero until a point has been visited.
+    """A state for each of n points, (n, width), zero until a batch has had the point.
 
-    The fixed point of a point moves little in one update. From its last state a few steps of the
-    gradient follow it, and no solve is needed. A block with a point that was never visited is
-    solved; points that come back after other batches start from where they were left.
+    The fixed point of a point moves little in one update: the few steps of the gradient, from the
+    last state, follow it without a solve. A block with a point that no batch has had yet is solved.
+    Points that come back after other batches start from their last states.
 
     Args:
         kept: the states.
-        seen: (n,) which points have been visited.
+        seen: (n,) whether a batch has had each point.
     """
 
     def __init__(self, kept: Tensor, seen: Tensor) -> None:
@@ -42,7 +42,7 @@ class States:
 
     @classmethod
     def of(cls, carry: Any, n: int, width: int, model: nn.Module) -> States:
-        """What a step carried on, or a new start."""
+        """Return the states that the step before carried on, or zeros at the first step."""
         if carry is not None:
             return cls(carry["kept"], carry["seen"])
         check_memory(n, width)
@@ -50,14 +50,14 @@ class States:
         return cls(like.new_zeros(n, width), like.new_zeros(n, dtype=torch.bool))
 
     def start(self, places: Tensor) -> tuple[Tensor, bool]:
-        """The states of some points, and whether all of them have been visited."""
+        """Return the states of some points, and whether earlier batches had all of them."""
         return self.kept[places], bool(self.seen[places].all())
 
     def keep(self, places: Tensor, z: Tensor) -> None:
-        """Take note of where some points are now."""
+        """Replace the states of some points."""
         self.kept[places] = z.detach().to(self.kept.dtype)
         self.seen[places] = True
 
     def carry(self) -> dict[str, Tensor]:
-        """Tensors for the next step and for checkpoints."""
+        """Return the tensors for the next step and for checkpoints."""
         return {"kept": self.kept, "seen": self.seen}

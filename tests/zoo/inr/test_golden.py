@@ -13,7 +13,8 @@ from deq_zoo.inr.model import OnePassField
 from deq_zoo.inr.signal import psnr
 from tests.golden import assert_matches, load_facts
 from tests.zoo.inr.golden import MODELS, make_model, make_picture, read, read_config
-from tests.zoo.training import measure, train
+from tests.zoo.inr.measure import measure
+from tests.zoo.training import train
 from torchdeq import DEQConfig, fp_correction, reset_norm
 
 
@@ -41,11 +42,11 @@ def test_golden_tensors_are_reproduced(name: str) -> None:
     assert out.stats is not None
     assert out.stats.converged.all()
     assert_matches(out.state, io["z_star"])
-    assert_matches(out.values[0], io["output"])
+    assert_matches(out.prediction, io["output"])
     d, o, config = read_config(name)
     twin = OnePassField(d, o, config).double()
     twin.load_state_dict(field.state_dict())
-    assert_matches(twin(io["x"]).values[0], io["one_pass_output"])
+    assert_matches(twin(io["x"]).prediction, io["one_pass_output"])
     parameters = load_facts("deq-inr")["files"][name]["num_params"]
     assert sum(p.numel() for p in field.parameters()) == parameters
 
@@ -54,7 +55,7 @@ def test_golden_tensors_are_reproduced(name: str) -> None:
 def test_golden_training_step_is_reproduced(name: str) -> None:
     field, io = make_model(name), read(name)
     reference = load_facts("deq-inr")["files"][name]["train_reference"]
-    loss = compute_mse(field(io["x"]).values[-1], io["target"])
+    loss = compute_mse(field(io["x"]).prediction, io["target"])
     loss.backward()
     assert loss.item() == pytest.approx(reference["loss"], rel=1e-10)
     assert compute_gradient_norms(field) == pytest.approx(reference["grad_norm"], rel=1e-9)
@@ -69,9 +70,9 @@ def test_golden_fixed_point_correction_reaches_the_loss() -> None:
     io = read("siren_video_1L")
     reference = load_facts("deq-inr")["fixed_point_correction_reference"]
     out = field(io["x"])
-    losses = [compute_mse(y, io["target"]).item() for y in out.values]
+    losses = [compute_mse(y, io["target"]).item() for y in out.predictions]
     assert losses == pytest.approx(reference["per_state_losses"], rel=1e-10)
-    loss = fp_correction(compute_mse, (out.values, io["target"]), gamma=0.8)
+    loss = fp_correction(compute_mse, (out.predictions, io["target"]), gamma=0.8)
     assert loss.item() == pytest.approx(reference["loss"], rel=1e-10)
     loss.backward()
     assert compute_gradient_norms(field) == pytest.approx(reference["grad_norm"], rel=1e-9)

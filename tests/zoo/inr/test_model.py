@@ -70,7 +70,7 @@ def test_values_and_derivatives_are_those_of_the_unrolled_equations(
     def compute_reference(x: Tensor) -> Tensor:
         return iterate_formula(field, x, 150 // layers)
 
-    for function in (field.exact, lambda x: field(x).values[-1]):
+    for function in (field.exact, lambda x: field(x).prediction):
         y, gradient = value_and_gradient(function, x)
         y_ref, gradient_ref = value_and_gradient(compute_reference, x)
         assert_close(y, y_ref, rtol=0, atol=1e-10)
@@ -126,11 +126,11 @@ def test_points_come_in_any_shape(kind: Any, shape: tuple[int, ...]) -> None:
     x = 2 * torch.rand(*shape, 3) - 1
     with torch.no_grad():
         out = field(x)
-        assert out.values[0].shape == (*shape, 2)
+        assert out.prediction.shape == (*shape, 2)
         every_other = field(x.expand(2, *x.shape).transpose(0, -2)) if x.dim() > 1 else None
-    assert bool(out.values[0].isfinite().all())
+    assert bool(out.prediction.isfinite().all())
     assert (out.stats is None) == (kind != "deq")
-    assert every_other is None or bool(every_other.values[0].isfinite().all())
+    assert every_other is None or bool(every_other.prediction.isfinite().all())
 
 
 @pytest.mark.parametrize("filter", FILTERS)
@@ -138,8 +138,8 @@ def test_the_value_of_a_point_does_not_depend_on_the_others(filter: str) -> None
     field = make_small(filter).eval()
     x = 2 * torch.rand(9, 2, dtype=torch.float64) - 1
     with torch.no_grad():
-        together = field(x).values[0]
-        alone = torch.cat([field(point[None]).values[0] for point in x])
+        together = field(x).prediction
+        alone = torch.cat([field(point[None]).prediction for point in x])
     assert_close(together, alone, rtol=0, atol=1e-12)
 
 
@@ -159,10 +159,10 @@ def test_warm_steps_and_a_solve_agree_at_the_fixed_point() -> None:
     solved = field(x)
     warm = field(x, solved.state.detach(), f_max_iter=0)
     assert warm.stats.nfe == 0
-    assert_close(warm.values[0], solved.values[0], rtol=0, atol=1e-11)
+    assert_close(warm.prediction, solved.prediction, rtol=0, atol=1e-11)
     for a, b in zip(
-        torch.autograd.grad(warm.values[0].sum(), list(field.parameters())),
-        torch.autograd.grad(solved.values[0].sum(), list(field.parameters())),
+        torch.autograd.grad(warm.prediction.sum(), list(field.parameters())),
+        torch.autograd.grad(solved.prediction.sum(), list(field.parameters())),
         strict=True,
     ):
         assert_close(a, b, rtol=0, atol=1e-10)
@@ -195,7 +195,7 @@ def test_siren_by_its_formula() -> None:
     h = torch.sin(30 * (x @ a.weight.T + a.bias))
     h = torch.sin(30 * (h @ b.weight.T + b.bias))
     h = torch.sin(30 * (h @ c.weight.T + c.bias))
-    assert_close(field(x).values[0], h @ d.weight.T + d.bias)
+    assert_close(field(x).prediction, h @ d.weight.T + d.bias)
 
 
 def test_mfn_by_its_formula() -> None:
@@ -206,7 +206,7 @@ def test_mfn_by_its_formula() -> None:
     z = g[0]
     for layer, g_l in zip(field.maps, g[1:], strict=True):
         z = (z @ layer.weight.T + layer.bias) * g_l
-    assert_close(field(x).values[0], z @ field.output_map.weight.T + field.output_map.bias)
+    assert_close(field(x).prediction, z @ field.output_map.weight.T + field.output_map.bias)
 
 
 def test_positional_encoding_has_octaves_along_each_axis() -> None:
@@ -222,34 +222,34 @@ def test_fields_copy_pickle_and_reload(kind: Any) -> None:
     config = FieldConfig(kind=kind, filter=filter, width=6, input_scale=2.0)
     field = make_field(2, 1, config)
     x = 2 * torch.rand(4, 2) - 1
-    field(x).values[0].sum().backward()
-    wanted = field.eval()(x).values[0]
+    field(x).prediction.sum().backward()
+    wanted = field.eval()(x).prediction
     other = make_field(2, 1, config).eval()
     other.load_state_dict(field.state_dict())
     for again in (deepcopy(field), pickle.loads(pickle.dumps(field)), other):
-        assert_close(again(x).values[0], wanted)
+        assert_close(again(x).prediction, wanted)
 
 
 def test_norms_are_optional_and_removable() -> None:
     x = 2 * torch.rand(4, 2, dtype=torch.float64) - 1
     field = make_small().eval()
-    wanted = field(x).values[0]
+    wanted = field(x).prediction
     remove_norm(field)
     assert "f.layers.0.z_map.weight" in field.state_dict()
-    assert_close(field(x).values[0], wanted)
+    assert_close(field(x).prediction, wanted)
     assert "f.layers.0.z_map.weight" in make_small(norm_type="none").state_dict()
     spectral = make_small(norm_type="spectral_norm")
     reset_norm(spectral)
-    assert spectral(x).values[0].shape == (4, 2)
+    assert spectral(x).prediction.shape == (4, 2)
 
 
 def test_several_states_are_returned_in_training_only() -> None:
     field = make_small(ift=False, higher_order=False, n_states=2, f_max_iter=20, grad=3)
     x = torch.rand(3, 2, dtype=torch.float64)
     out = field(x)
-    assert [v.shape for v in out.values] == [(3, 2)] * 2
+    assert [v.shape for v in out.predictions] == [(3, 2)] * 2
     assert out.stats.nfe == 20
-    assert len(field.eval()(x).values) == 1
+    assert len(field.eval()(x).predictions) == 1
 
 
 def test_half_precision_keeps_the_frequencies() -> None:
@@ -257,9 +257,9 @@ def test_half_precision_keeps_the_frequencies() -> None:
     field = make_field(1, 1, FieldConfig(width=16, input_scale=1000.0), {"on_failure": "ignore"})
     x = 2 * torch.rand(32, 1) - 1
     with torch.no_grad():
-        wanted = field.eval()(x).values[0]
+        wanted = field.eval()(x).prediction
         with torch.autocast("cpu", torch.bfloat16):
-            result = field(x).values[0].float()
+            result = field(x).prediction.float()
     assert_close(result, wanted, rtol=0, atol=0.05)
 
 

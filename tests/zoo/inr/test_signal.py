@@ -15,9 +15,9 @@ from torch.testing import assert_close
 
 from deq_zoo.errors import DataError
 from deq_zoo.inr import Signal, coordinates, write_signal
-from deq_zoo.inr.blocks import summed
-from deq_zoo.inr.data import cropped, kind_of_source, open_signal, ripples
-from deq_zoo.inr.order import permuted, sampled
+from deq_zoo.inr.blocks import sum_blocks
+from deq_zoo.inr.data import crop, kind_of_source, open_signal, ripples
+from deq_zoo.inr.order import permute, sample_batch
 from deq_zoo.inr.readers import kind_of, read_image, read_signal, read_wav
 from deq_zoo.inr.shapes import distance, silhouette
 from deq_zoo.task import Shard
@@ -73,13 +73,13 @@ def test_a_signal_of_the_wrong_shape_is_refused() -> None:
 
 @given(n=st.integers(1, 700), seed=st.integers(0, 99))
 def test_an_order_is_a_permutation(n: int, seed: int) -> None:
-    result = permuted(n, torch.arange(n), seed)
+    result = permute(n, torch.arange(n), seed)
     assert sorted(result.tolist()) == list(range(n))
 
 
 def test_orders_differ_by_key_and_look_random() -> None:
     n = 10_000
-    a, b = (permuted(n, torch.arange(n), key).double() for key in (0, 1))
+    a, b = (permute(n, torch.arange(n), key).double() for key in (0, 1))
     assert not torch.equal(a, b)
     place = torch.arange(n).double()
     for order in (a, b):
@@ -87,18 +87,18 @@ def test_orders_differ_by_key_and_look_random() -> None:
         assert float((order.diff() == 1).double().mean()) < 0.01
         halves = (order[: n // 2] < n / 2).double().mean()
         assert float(halves) == pytest.approx(0.5, abs=0.03)
-    far = permuted(43_520_000, torch.arange(0, 43_520_000, 100_000), 3)
+    far = permute(43_520_000, torch.arange(0, 43_520_000, 100_000), 3)
     assert int(far.max()) < 43_520_000
 
 
 def test_an_epoch_visits_every_point_once_and_shards_share_it() -> None:
-    batches = [sampled(103, 25, step, 7) for step in range(5)]
+    batches = [sample_batch(103, 25, step, 7) for step in range(5)]
     assert [len(b) for b in batches] == [25, 25, 25, 25, 3]
     assert sorted(torch.cat(batches).tolist()) == list(range(103))
     assert all(bool((b.diff() > 0).all()) for b in batches)
-    parts = [sampled(103, 25, 2, 7, Shard(rank, 2)) for rank in range(2)]
+    parts = [sample_batch(103, 25, 2, 7, Shard(rank, 2)) for rank in range(2)]
     assert sorted(torch.cat(parts).tolist()) == batches[2].tolist()
-    assert sampled(103, 25, 5, 7).tolist() != batches[0].tolist()
+    assert sample_batch(103, 25, 5, 7).tolist() != batches[0].tolist()
 
 
 def test_a_sum_of_blocks_has_the_gradient_of_the_whole() -> None:
@@ -106,14 +106,14 @@ def test_a_sum_of_blocks_has_the_gradient_of_the_whole() -> None:
     unused = torch.randn(2, requires_grad=True)
     x = torch.randn(10, 3, dtype=torch.float64)
     whole = (x @ w).square().sum()
-    parts = summed(((part @ w).square().sum() for part in x.split(4)), [w, unused])
+    parts = sum_blocks(((part @ w).square().sum() for part in x.split(4)), [w, unused])
     assert_close(parts, whole)
     (3 * parts).backward()
     (wanted,) = torch.autograd.grad(3 * whole, w)
     assert_close(w.grad, wanted)
     assert unused.grad is None
     with pytest.raises(ValueError, match="no block"):
-        summed([], [w])
+        sum_blocks([], [w])
 
 
 def test_an_image_file_goes_round(tmp_path: Path) -> None:
@@ -163,21 +163,21 @@ def test_a_video_file_goes_round(tmp_path: Path, suffix: str) -> None:
 
 def test_parts_of_signals() -> None:
     image = Signal("image", torch.arange(48, dtype=torch.uint8).view(4, 4, 3))
-    assert cropped(image, side=2).values.tolist() == image.values[1:3, 1:3].tolist()
-    halved = cropped(image, shrink=2)
+    assert crop(image, side=2).values.tolist() == image.values[1:3, 1:3].tolist()
+    halved = crop(image, shrink=2)
     assert halved.shape == (2, 2)
     mean = image.values[:2, :2].float().mean((0, 1)).round()
     assert halved.values[0, 0].tolist() == mean.tolist()
     sound = Signal("audio", torch.arange(9.0)[:, None], 4.0)
-    assert len(cropped(sound, length=5)) == 5
-    with pytest.raises(DataError, match="side and shrink are of pictures"):
-        cropped(sound, side=100)
-    with pytest.raises(DataError, match="length is of sounds and videos"):
-        cropped(image, length=2)
+    assert len(crop(sound, length=5)) == 5
+    with pytest.raises(DataError, match="side and shrink are options for pictures"):
+        crop(sound, side=100)
+    with pytest.raises(DataError, match="length is an option for sounds and videos"):
+        crop(image, length=2)
     with pytest.raises(DataError, match="does not fit"):
-        cropped(image, side=5)
+        crop(image, side=5)
     with pytest.raises(DataError, match="cannot shrink"):
-        cropped(image, shrink=9)
+        crop(image, shrink=9)
 
 
 def test_the_papers_files_are_found(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_the_papers_files_are_found(tmp_path: Path) -> None:
     second = open_signal("nature", 3, None, str(tmp_path), 1)
     assert second.values.tolist() == images[1].tolist()
     assert open_signal("celeba", 3, None, str(tmp_path), 1).shape == (128, 128)
-    with pytest.raises(DataError, match="has 2 signals: index=2"):
+    with pytest.raises(DataError, match="has 2 signals, numbered from 0: got index=2"):
         open_signal("nature", 3, None, str(tmp_path), 2)
     with pytest.raises(DataError, match=r"data_2d_text\.npz or files that end in"):
         open_signal("text", 3, None, str(tmp_path), 0)
@@ -235,5 +235,5 @@ def test_known_distances() -> None:
     assert_close(result(x), distance("disc")(x), rtol=0, atol=0.02)
     with pytest.raises(DataError, match="inside and outside"):
         silhouette(torch.zeros(3, 3, dtype=torch.bool))
-    with pytest.raises(DataError, match="which image"):
+    with pytest.raises(DataError, match="a silhouette needs an image"):
         distance("silhouette")
