@@ -14,6 +14,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -134,13 +135,28 @@ def _check_archive(source: Path) -> None:
     raise _wrong(source, f"a zip archive{inside}")
 
 
+def _harmless() -> list[Any]:
+    """Return what training checkpoints often hold beside weights: arguments, and arrays of numbers.
+
+    A pickle names a function of numpy by the module of the version that wrote it.
+    """
+    # The functions that numpy itself names in its pickles: no private name is spelled here.
+    made: list[Any] = [np.empty(0).__reduce__()[0], np.float64(0).__reduce__()[0]]
+    by_name = [
+        (function, f"{module}.multiarray.{function.__name__}")
+        for module in ("numpy.core", "numpy._core")
+        for function in made
+    ]
+    dtypes = [type(np.dtype(code)) for code in ("f2", "f4", "f8", "i4", "i8", "u1", "?")]
+    return [argparse.Namespace, np.ndarray, np.dtype, *dtypes, *by_name]
+
+
 def _unpickle(source: Path) -> Any:
     try:
-        # A file, not a path, since torch would go by the suffix. Training checkpoints often have
-        # the arguments of the program beside the weights.
+        # A file, not a path, since torch would go by the suffix.
         with (
             source.open("rb") as file,
-            torch.serialization.safe_globals([argparse.Namespace]),
+            torch.serialization.safe_globals(_harmless()),
             warnings.catch_warnings(action="ignore"),  # about other protocols of pickle
         ):
             return torch.load(file, map_location="cpu", weights_only=True)
