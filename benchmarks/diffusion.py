@@ -1,4 +1,4 @@
-"""Does a sampling chain as one equilibrium pay, and which gradient inverts images best?
+"""Is it worth solving a sampling chain as one equilibrium, and which gradient inverts best?
 
 Three questions, each with a table. `sampling`: sequential chain beside plain iteration, Anderson
 and Broyden, whole and in a window, by the number of steps: rounds, evaluations, time, error.
@@ -28,11 +28,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deq_zoo.diffusion import Adjoint, ParallelChain, invert, make_unet, parallel_sample
-from deq_zoo.diffusion.data import digits, scaled
+from deq_zoo.diffusion.data import scaled
 from deq_zoo.diffusion.model import CIFAR10
 from deq_zoo.diffusion.package import diffusers
-from deq_zoo.evaluate import open_model
 from deq_zoo.images.mnist import digits_table
+from deq_zoo.loading import open_model
 from torchdeq import Phantom, StopRule
 from torchdeq.solver import Anderson
 
@@ -41,7 +41,7 @@ RESULTS = Path(__file__).parent / "results" / "diffusion.json"
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything."""
+    """The amount of work of each part."""
 
     steps: tuple[int, ...] = (50, 200, 1000)
     images: int = 2
@@ -62,12 +62,12 @@ SMALL = Size(
 
 @dataclass(frozen=True)
 class Model:
-    """A denoiser with what is needed to use it."""
+    """A denoiser with its scheduler and images."""
 
     name: str
     unet: nn.Module
     scheduler: Any
-    images: Tensor  # held out, in [-1, 1]
+    images: Tensor  # not trained on, in [-1, 1]
 
 
 def main() -> None:
@@ -92,10 +92,10 @@ def main() -> None:
 
 
 def merge(name: str, part: dict[str, Any]) -> None:
-    """Into the file of results at once, so that nothing is lost."""
-    held = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    """Write a part into the file of results at once: a later part may fail."""
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     draft = RESULTS.with_suffix(".tmp")
-    draft.write_text(json.dumps({**held, name: part}, indent=1) + "\n")
+    draft.write_text(json.dumps({**results, name: part}, indent=1) + "\n")
     draft.replace(RESULTS)
 
 
@@ -104,15 +104,16 @@ def _show(value: Any) -> str:
 
 
 def models(args: argparse.Namespace) -> Iterator[Model]:
-    """Those that were given: a trained run, and a third party's denoiser of MNIST."""
+    """Yield the models of the command line: a trained run, a third party's denoiser of MNIST."""
     if args.run is None and args.data_dir is None:
         raise SystemExit(
             "give --run RUN of diffusion-quick, --data-dir DIR with ddpm_mnist/, or both"
         )
     if args.run is not None:
         model, preset = open_model(args.run)
-        held = digits("val").take(torch.arange(100))
-        yield Model("digits", model, preset.task.scheduler, held)  # type: ignore[attr-defined]
+        tests = preset.task.test_set
+        images = tests.take(torch.arange(min(100, len(tests))))
+        yield Model("digits", model, model.plan.scheduler, images)  # type: ignore[union-attr]
     if args.data_dir is not None:
         (path,) = args.data_dir.rglob("ddpm_mnist_unet.npz")
         unet = MNISTDenoiser(path).eval()
@@ -120,7 +121,7 @@ def models(args: argparse.Namespace) -> Iterator[Model]:
 
 
 def full_digits() -> Tensor:
-    """Digits in their own size, 28 x 28."""
+    """Return digits in their own size, 28 x 28."""
     table = digits_table()[::50, :-1]
     return scaled(torch.from_numpy(table.reshape(-1, 1, 28, 28)))
 
@@ -131,11 +132,11 @@ def timed(run: Callable[[], Any]) -> tuple[Any, float]:
 
 
 class OutOfTime(Exception):
-    """A row has had its share."""
+    """A row of a table has spent its time."""
 
 
 def sampling(size: Size, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The same noise through every way of solving the chain."""
+    """Yield a row for every way of solving the chain, from the same noise."""
     ways: dict[str, dict[str, Any]] = {
         "plain": {"solver": "fixed_point_iter"},
         "plain, window": {"solver": "fixed_point_iter", "window": -1},
@@ -145,24 +146,24 @@ def sampling(size: Size, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     }
     for model in models(args):
         for T in size.steps:
-            z0 = torch.randn(
+            x = torch.randn(
                 size.images, *model.images.shape[1:], generator=torch.Generator().manual_seed(0)
             )
             chain = ParallelChain(model.unet, model.scheduler, T)
             with torch.no_grad():
-                exact, seconds = timed(lambda: chain.sequential(z0))  # noqa: B023
+                exact, seconds = timed(lambda: chain.sequential(x))  # noqa: B023
             common = {"model": model.name, "steps": T, "images": size.images}
             yield {
                 **common, "way": "sequential", "rounds": T, "evaluations": T * size.images,
                 "seconds": seconds, "error": 0.0,
             }  # fmt: skip
             for name, way in ways.items():
-                row = _solve(model, T, z0, exact, way, size.row_seconds)
+                row = _solve(model, T, x, exact, way, size.row_seconds)
                 yield {**common, "way": name, **row}
 
 
 def _solve(
-    model: Model, T: int, z0: Tensor, exact: Tensor, way: dict[str, Any], limit: float
+    model: Model, T: int, x: Tensor, exact: Tensor, way: dict[str, Any], limit: float
 ) -> dict[str, Any]:
     chain = ParallelChain(model.unet, model.scheduler, T, scope=way.get("scope", "trajectory"))
     window = max(1, T // 5) if way.get("window") else 0
@@ -176,31 +177,31 @@ def _solve(
 
     try:
         with torch.no_grad():
-            found = parallel_sample(
-                chain, z0, solver=way["solver"], stop=StopRule(2 * T + 10, 1e-4, "rel"),
+            trajectory = parallel_sample(
+                chain, x, solver=way["solver"], stop=StopRule(2 * T + 10, 1e-4, "rel"),
                 window=window, on_failure="ignore", progress=watch,
             )  # fmt: skip
     except OutOfTime:
         return {"rounds": rounds, "seconds": limit, "error": "out of time"}
     return {
-        "rounds": found.work.rounds,
-        "evaluations": found.work.evaluations,
+        "rounds": trajectory.work.rounds,
+        "evaluations": trajectory.work.evaluations,
         "seconds": time.process_time() - began,
-        "error": float((found.image - exact).norm() / exact.norm()),
-        "converged": int(found.stats.converged.sum()),
+        "error": float((trajectory.image - exact).norm() / exact.norm()),
+        "converged": int(trajectory.stats.converged.sum()),
     }
 
 
 def inversion(size: Size, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Errors after equal numbers of Adam's steps, and the time to the release's error.
+    """Yield errors after equal numbers of Adam's steps, and the time to the release's error.
 
-    On the first model given. The exact gradient's rate was chosen among 0.005, 0.02 and 0.05 on
-    five held-out digits that are not among these.
+    The first model of the command line is used. The learning rate of the exact gradient was chosen
+    among 0.005, 0.02 and 0.05 on five other digits that the model was not trained on.
     """
     few = StopRule(15, 1e-3, "rel")
     schemes: dict[str, dict[str, Any]] = {
         "release": {
-            "method": "phantom", "warm": False, "scope": "timestep", "lr": 0.005,
+            "method": "phantom", "keep_states": False, "scope": "timestep", "lr": 0.005,
             "solver": Anderson(m=5, lam=0.0, ridge=1e-3), "stop": StopRule(15, 1e-3),
             "phantom": Phantom(tau=0.1),
         },
@@ -216,11 +217,11 @@ def inversion(size: Size, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     x = model.images[-size.inverted :]
     goal: float | None = None
     for name, scheme in schemes.items():
-        told = _invert(model, x, scheme, size)
-        curve = told.pop("curve")
+        row = _invert(model, x, scheme, size)
+        curve = row.pop("curve")
         goal = curve[-1][1] if goal is None else goal  # the release comes first
-        told["seconds_to_release"] = next((s for s, e in curve if e <= goal), None)
-        yield {"model": model.name, "images": len(x), "scheme": name, **told, "curve": curve}
+        row["seconds_to_release"] = next((s for s, e in curve if e <= goal), None)
+        yield {"model": model.name, "images": len(x), "scheme": name, **row, "curve": curve}
 
 
 def _invert(model: Model, x: Tensor, scheme: dict[str, Any], size: Size) -> dict[str, Any]:
@@ -238,26 +239,26 @@ def _invert(model: Model, x: Tensor, scheme: dict[str, Any], size: Size) -> dict
         curve.append((round(spent, 2), float(best.mean())))
         return spent > size.inversion_seconds
 
-    if not options.get("warm", True):  # as released: every solve starts from the encoded noise
-        options["start"] = chain.encode(x)
-        options["states"] = options["start"][:, None].expand(-1, len(chain), -1, -1, -1)
-    found = invert(chain, x, steps=size.adam_steps, each=watch, **options)
+    if not options.get("keep_states", True):  # as released: solves start from the encoded noise
+        options["x"] = chain.encode(x)
+        options["z0"] = options["x"][:, None].expand(-1, len(chain), -1, -1, -1)
+    result = invert(chain, x, steps=size.adam_steps, each=watch, **options)
     with torch.no_grad():
-        again = (chain.sequential(found.noise) - x).square().sum(dim=(1, 2, 3))
+        again = (chain.sequential(result.noise) - x).square().sum(dim=(1, 2, 3))
     return {
-        "sse": float(found.sse.mean()),
+        "sse": float(result.sse.mean()),
         "sse_of_the_chain": float(again.mean()),
-        "psnr": float(found.psnr.mean()),
-        "adam_steps": len(found.history),
+        "psnr": float(result.psnr.mean()),
+        "adam_steps": len(result.history),
         "seconds": curve[-1][0],
-        "rounds": found.work.rounds,
-        "evaluations": found.work.evaluations,
+        "rounds": result.work.rounds,
+        "evaluations": result.work.evaluations,
         "curve": curve,
     }
 
 
 def memory(size: Size, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """In a process of its own: memory once freed stays resident."""
+    """Measure in a process of its own: freed memory stays resident."""
     words = [sys.executable, "-m", "benchmarks.diffusion", "--measure-memory"]
     words += ["--small"] if args.small else []
     out = subprocess.run(words, check=True, capture_output=True, text=True).stdout
@@ -265,13 +266,13 @@ def memory(size: Size, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def measure_memory(size: Size) -> dict[str, Any]:
-    """Some rounds of a long chain of the CIFAR-10 denoiser, with Anderson's history."""
+    """Measure some rounds of a long chain of the CIFAR-10 denoiser, with Anderson's history."""
     torch.manual_seed(0)
     scheduler = diffusers().DDIMScheduler(clip_sample=False)
     chain = ParallelChain(make_unet(CIFAR10).eval(), scheduler, size.memory_steps, chunk=32)
     before = _resident()
     with torch.no_grad():
-        found, seconds = timed(
+        trajectory, seconds = timed(
             lambda: parallel_sample(
                 chain, torch.randn(1, 3, 32, 32), on_failure="ignore",
                 stop=StopRule(size.memory_rounds, None),
@@ -279,7 +280,7 @@ def measure_memory(size: Size) -> dict[str, Any]:
         )  # fmt: skip
     return {
         "steps": size.memory_steps,
-        "rounds": found.work.rounds,
+        "rounds": trajectory.work.rounds,
         "seconds": seconds,
         "resident_before_gb": before,
         "peak_gb": _resident(),
@@ -298,10 +299,10 @@ class MNISTDenoiser(nn.Module):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        with np.load(path, allow_pickle=False) as held:
-            for name in held.files:
+        with np.load(path, allow_pickle=False) as arrays:
+            for name in arrays.files:
                 key = name.removeprefix("network.").replace(".", "_")
-                self.register_buffer(key, torch.from_numpy(held[name]))
+                self.register_buffer(key, torch.from_numpy(arrays[name]))
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         e = F.embedding(t, self.get_buffer("time_embed_weight"))

@@ -8,16 +8,24 @@ if TYPE_CHECKING:
     from deq_zoo.diffusion.adjoint import Adjoint, Work
     from deq_zoo.diffusion.chain import ParallelChain
     from deq_zoo.diffusion.inversion import Inversion, interpolate, invert
-    from deq_zoo.diffusion.model import Denoiser, UNetConfig, make_unet
+    from deq_zoo.diffusion.model import Denoised, Denoiser, UNetConfig, make_unet
+    from deq_zoo.diffusion.options import ChainConfig, InversionConfig
     from deq_zoo.diffusion.pipeline import DEQDDIMPipeline
+    from deq_zoo.diffusion.plan import ChainPlan
+    from deq_zoo.diffusion.prediction import InvertedImage
     from deq_zoo.diffusion.sampling import Trajectory, parallel_sample
     from deq_zoo.diffusion.steps import Steps, spaced
 
 __all__ = [
     "Adjoint",
+    "ChainConfig",
+    "ChainPlan",
     "DEQDDIMPipeline",
+    "Denoised",
     "Denoiser",
     "Inversion",
+    "InversionConfig",
+    "InvertedImage",
     "ParallelChain",
     "Steps",
     "Trajectory",
@@ -34,9 +42,14 @@ __getattr__ = lazy_names(
     __name__,
     {
         "Adjoint": "adjoint",
+        "ChainConfig": "options",
+        "ChainPlan": "plan",
         "DEQDDIMPipeline": "pipeline",
+        "Denoised": "model",
         "Denoiser": "model",
         "Inversion": "inversion",
+        "InversionConfig": "options",
+        "InvertedImage": "prediction",
         "ParallelChain": "chain",
         "Steps": "steps",
         "Trajectory": "sampling",

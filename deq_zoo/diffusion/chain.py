@@ -15,34 +15,35 @@ from torchdeq.registry import suggest
 
 Scope = Literal["trajectory", "timestep"]
 SCOPES = ("trajectory", "timestep")
-_BLOCK = 64  # steps whose residuals are held in float64 at once
+_BLOCK = 64  # steps whose residuals are in memory in float64 at once
 
 
 class ParallelChain:
     r"""The states of a sampling chain as the fixed point of one function.
 
-    From the initial noise $z_0$ a scheduler makes $z_1, \dots, z_T$, the last of them
-    the image, one after the other. With the residuals $r_k(z) = \mathrm{step}_k(z) - a_k z$
-    the same states solve
+    From the initial noise $x$ a scheduler makes the states $z_1, \dots, z_T$ one after the other;
+    the last of them is the image. With the residuals $r_k(z) = \mathrm{step}_k(z) - a_k z$ the same
+    states solve
 
-    $$f(Z)_{k+1} = a_k f(Z)_k + r_k(z_k), \qquad f(Z)_0 = z_0$$
+    $$f(Z)_{k+1} = a_k f(Z)_k + r_k(z_k), \qquad f(Z)_0 = z_0 = x$$
 
     where all calls of the network are one batch (Pokle et al., 2022; here for any step, clipped or
-    not). The Jacobian of $f$ is strictly lower triangular: there is exactly one fixed point,
-    and plain iteration has found it after $T$ evaluations.
+    not). The Jacobian of $f$ is strictly lower triangular: there is exactly one fixed point, and
+    plain iteration reaches it after at most $T$ evaluations.
 
-    Shapes: `z0` is `(B, C, H, W)`; states `Z` and noises are `(B, T, C, H, W)`, row k of Z
-    being $z_{k+1}$. The recursion is computed in float64, as its terms grow and cancel.
+    Shapes: the initial noise `x` is `(B, C, H, W)`; states `Z` and the noises of the steps are
+    `(B, T, C, H, W)`, row k of Z being $z_{k+1}$. The recursion is computed in float64, as its
+    terms grow and cancel.
 
     Args:
-        unet: called as `unet(x, t)` with a timestep for each image of `x`; what it returns is
-            the output or has it as `.sample`. It stays as it is, and gets no gradient.
+        unet: called as `unet(x, t)` with a timestep for each image of `x`; it returns a tensor, or
+            an object with the tensor as `.sample`. The chain neither changes nor trains it.
         scheduler: a DDIMScheduler or DDPMScheduler of diffusers.
         timesteps: how many, or which, in falling order.
         eta: noise of DDIM: 0 for none, 1 for as much as DDPM.
         scope: what a solver takes for a sample: `"trajectory"`, all states of an image, or
             `"timestep"`, each state on its own, as the authors' release does.
-        chunk: the largest batch the network gets; bounds the memory.
+        chunk: the largest batch that the network gets; bounds the memory.
     """
 
     def __init__(
@@ -64,71 +65,73 @@ class ParallelChain:
     def __len__(self) -> int:
         return len(self.steps)
 
-    def __call__(
-        self, Z: Tensor, z0: Tensor, noise: Tensor | None = None, first: int = 0
-    ) -> Tensor:
-        """One application of f.
+    def __call__(self, Z: Tensor, x: Tensor, noise: Tensor | None = None, first: int = 0) -> Tensor:
+        """Apply f once.
 
         Args:
             Z: (B, n, C, H, W), states after the steps `first`, `first + 1`, ...
-            z0: the state before them.
+            x: the state before them.
             noise: of the whole chain.
             first: any run of steps is a chain of its own.
         """
-        return self.apply(torch.cat((z0[:, None], Z[:, :-1]), dim=1), z0, noise, first)
+        return self.apply(torch.cat((x[:, None], Z[:, :-1]), dim=1), x, noise, first)
 
-    def apply(self, inputs: Tensor, z0: Tensor, noise: Tensor | None, first: int = 0) -> Tensor:
-        """The same with the network's inputs given, one for each step."""
+    def apply(self, inputs: Tensor, x: Tensor, noise: Tensor | None, first: int = 0) -> Tensor:
+        """Apply f once, with the inputs of the network given, one for each step."""
         m = self.outputs(inputs, first)
-        state, blocks = z0.to(precision(z0)), []
+        state, blocks = x.to(precision(x)), []
         for rows in torch.arange(inputs.shape[1]).split(_BLOCK):
-            part, made = slice(int(rows[0]), int(rows[-1]) + 1), []
+            part, states = slice(int(rows[0]), int(rows[-1]) + 1), []
             xi = None if noise is None else noise[:, first + rows].flatten(0, 1)
             r = self.residual(
                 inputs[:, part].flatten(0, 1),
                 m[:, part].flatten(0, 1),
                 xi,
-                (first + rows).repeat(len(z0)),
-            ).view(len(z0), len(rows), *z0.shape[1:])
+                (first + rows).repeat(len(x)),
+            ).view(len(x), len(rows), *x.shape[1:])
             for a, step in zip(self.steps.a[first + rows].tolist(), r.unbind(1), strict=True):
                 state = torch.add(step, state, alpha=a)
-                made.append(state)
-            blocks.append(torch.stack(made, dim=1).to(z0.dtype))
+                states.append(state)
+            blocks.append(torch.stack(states, dim=1).to(x.dtype))
         return torch.cat(blocks, dim=1)
 
     def outputs(self, inputs: Tensor, first: int = 0) -> Tensor:
-        """What the network says of (B, n, C, H, W), in chunks; with a graph if they have one."""
+        """Return the network's outputs for (B, n, C, H, W), computed in chunks.
+
+        They have a graph if the inputs have one.
+        """
         B, n = inputs.shape[:2]
-        x = inputs.flatten(0, 1)
-        t = self.times(torch.arange(first, first + n), x).repeat(B)
-        if torch.is_grad_enabled() and x.requires_grad:
+        z = inputs.flatten(0, 1)
+        t = self.times(torch.arange(first, first + n), z).repeat(B)
+        if torch.is_grad_enabled() and z.requires_grad:
             parts = [
-                checkpoint(self.evaluate, *part, use_reentrant=False) for part in self._parts(x, t)
+                checkpoint(self.evaluate, *part, use_reentrant=False) for part in self._parts(z, t)
             ]
         else:  # the weights are constants: nothing to differentiate
             with torch.no_grad():
-                parts = [self.evaluate(*part) for part in self._parts(x, t)]
+                parts = [self.evaluate(*part) for part in self._parts(z, t)]
         return torch.cat(parts).view_as(inputs) if parts else torch.empty_like(inputs)
 
     def _parts(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         return zip(*(t.split(self.chunk) for t in tensors if len(t)), strict=True)
 
-    def evaluate(self, x: Tensor, t: Tensor) -> Tensor:
-        """One call of the network."""
-        out = self.unet(x, t)
+    def evaluate(self, z: Tensor, t: Tensor) -> Tensor:
+        """Call the network once."""
+        out = self.unet(z, t)
         m: Tensor = out if isinstance(out, Tensor) else out.sample
-        if m.shape != x.shape:
+        if m.shape != z.shape:
             raise ValueError(
-                f"the network must return what it gets, {tuple(x.shape)}: got {tuple(m.shape)}"
+                "the network must return a tensor of the shape of its input, "
+                f"{tuple(z.shape)}: got {tuple(m.shape)}"
             )
         return m
 
     def times(self, rows: Tensor, like: Tensor) -> Tensor:
-        """The timesteps of some steps, on a device."""
+        """Return the timesteps of some steps, on the device of `like`."""
         return self.steps.t[rows].to(like.device)
 
     def residual(self, z: Tensor, m: Tensor, noise: Tensor | None, rows: Tensor) -> Tensor:
-        """`step(z) - a z` for (N, C, H, W) states; `rows` are their steps, one or N."""
+        """Return `step(z) - a z` for (N, C, H, W) states; `rows` are their steps, one or N."""
 
         def of(coefficients: Tensor) -> Tensor:
             return coefficients[rows].to(z.device, kind).view(-1, 1, 1, 1)
@@ -144,7 +147,7 @@ class ParallelChain:
         return r
 
     def step(self, z: Tensor, k: int, noise: Tensor | None = None) -> Tensor:
-        """Step k of the chain as the scheduler does it, (B, C, H, W)."""
+        """Return (B, C, H, W) states after step k, as the scheduler computes it."""
         t = self.times(torch.tensor([k]), z).expand(len(z))
         xi = None if noise is None else noise[:, k]
         r = self.residual(z, self.evaluate(z, t), xi, torch.tensor([k]))
@@ -152,21 +155,21 @@ class ParallelChain:
 
     def sequential(
         self,
-        z0: Tensor,
+        x: Tensor,
         noise: Tensor | None = None,
         each: Callable[[int, Tensor], object] | None = None,
     ) -> Tensor:
-        """The chain one step after the other: its image; differentiable if `z0` asks for it.
+        """Return the images of the chain, computed step by step; differentiable if `x` is.
 
         Args:
-            z0: the initial noise.
+            x: the initial noise.
             noise: of the whole chain.
-            each: called with every step's number and state.
+            each: called with the number and the state of every step.
         """
-        self.check(z0, noise)
-        z = z0
+        self.check(x, noise)
+        z = x
         graph = torch.is_grad_enabled() and (
-            z0.requires_grad or (noise is not None and noise.requires_grad)
+            x.requires_grad or (noise is not None and noise.requires_grad)
         )
         with torch.set_grad_enabled(graph):
             for k in range(len(self)):
@@ -175,15 +178,15 @@ class ParallelChain:
                     each(k, z)
         return z
 
-    def states(self, z0: Tensor, noise: Tensor | None = None) -> Tensor:
-        """All states of the chain, one after the other: (B, T, C, H, W)."""
-        held: list[Tensor] = []
-        self.sequential(z0, noise, lambda k, z: held.append(z))
-        return torch.stack(held, dim=1)
+    def states(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Return all states of the chain, computed step by step: (B, T, C, H, W)."""
+        states: list[Tensor] = []
+        self.sequential(x, noise, lambda k, z: states.append(z))
+        return torch.stack(states, dim=1)
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Noise from which the deterministic chain leads close to the images: DDIM backwards.
+        """Return noise from which the deterministic chain leads close to images: DDIM backwards.
 
         Step k is undone with the network's output at its end instead of its start; an image counts
         as a state at the last timestep.
@@ -193,42 +196,44 @@ class ParallelChain:
         for k in reversed(range(1, len(s))):
             t = self.times(torch.tensor([k]), z).expand(len(z))
             m, wide = self.evaluate(z, t).to(precision(z)), z.to(precision(z))
-            x = float(s.p[k]) * wide + float(s.q[k]) * m
-            eps = (wide - float(s.ab[k].sqrt()) * x) / float((1 - s.ab[k]).sqrt())
+            image = float(s.p[k]) * wide + float(s.q[k]) * m
+            eps = (wide - float(s.ab[k].sqrt()) * image) / float((1 - s.ab[k]).sqrt())
             to = s.ab[k - 1]
-            z = (float(to.sqrt()) * x + float((1 - to).sqrt()) * eps).to(z.dtype)
+            z = (float(to.sqrt()) * image + float((1 - to).sqrt()) * eps).to(z.dtype)
         return z
 
-    def check(self, z0: Tensor, noise: Tensor | None, noisy: bool = True) -> None:
-        """Whether initial and further noises fit the chain, and the network is at rest."""
-        if z0.dim() != 4 or not z0.is_floating_point():
-            raise ValueError(f"z0 must be (B, C, H, W) floats, got {tuple(z0.shape)} {z0.dtype}")
+    def check(self, x: Tensor, noise: Tensor | None, noisy: bool = True) -> None:
+        """Raise unless the noises fit the chain and the network is in evaluation mode."""
+        if x.dim() != 4 or not x.is_floating_point():
+            raise ValueError(
+                f"initial noise must be (B, C, H, W) floats, got {tuple(x.shape)} {x.dtype}"
+            )
         if noisy and self.steps.stochastic and noise is None:
             raise ValueError(
                 "this chain adds noise at each step: give noise (B, T, C, H, W), e.g. "
-                "chain.noise(z0, generator)"
+                "chain.noise(x, generator)"
             )
         if noise is not None and not self.steps.stochastic:
             raise ValueError("this chain adds no noise (eta is 0): drop noise")
-        want = (len(z0), len(self), *z0.shape[1:])
+        want = (len(x), len(self), *x.shape[1:])
         if noise is not None and tuple(noise.shape) != want:
             raise ValueError(f"noise must be (B, T, C, H, W) = {want}, got {tuple(noise.shape)}")
         for name, module in self.unet.named_modules():
             if module.training:
                 raise ValueError(
-                    f"{name or 'the network'} is in training mode, where no two evaluations need "
-                    "be alike: call unet.eval() first"
+                    f"{name or 'the network'} is in training mode, where two evaluations may "
+                    "differ: call unet.eval() first"
                 )
 
-    def noise(self, z0: Tensor, generator: torch.Generator | None = None) -> Tensor | None:
-        """Unit noises for the chain, None if it needs none; drawn on the generator's device."""
+    def noise(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor | None:
+        """Return unit noises for the steps, drawn on the generator's device; None without noise."""
         if not self.steps.stochastic:
             return None
-        shape = (len(z0), len(self), *z0.shape[1:])
-        where = z0.device if generator is None else generator.device
-        return torch.randn(shape, generator=generator, device=where, dtype=z0.dtype).to(z0.device)
+        shape = (len(x), len(self), *x.shape[1:])
+        where = x.device if generator is None else generator.device
+        return torch.randn(shape, generator=generator, device=where, dtype=x.dtype).to(x.device)
 
 
 def precision(like: Tensor) -> torch.dtype:
-    """The dtype of recursions: float64 where the device has it."""
+    """Return the dtype of recursions: float64 where the device has it."""
     return torch.float32 if like.device.type == "mps" else torch.float64

@@ -1,16 +1,21 @@
-"""Denoisers of the first DDPM and DDIM releases under diffusers' names, and back."""
+"""Denoisers of the DDPM and DDIM releases under the names of diffusers, and back.
+
+A released file is a state_dict of the averaged weights. A training checkpoint is a list: weights,
+state of the optimiser, epoch, step and, if weights were averaged, their average.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
 from deq_zoo.errors import CheckpointError
 
 _ATTENTION = {"norm": "group_norm", "q": "to_q", "k": "to_k", "v": "to_v", "proj_out": "to_out.0"}
-#: What diffusers itself called them at first.
+#: Names of the first versions of diffusers.
 _FORMER = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 _RESNET = {"temb_proj": "time_emb_proj", "nin_shortcut": "conv_shortcut"}
 _TOP = {
@@ -20,11 +25,47 @@ _TOP = {
 }
 
 
-def from_ddpm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state_dict of the old format as one of `UNet2DModel`.
+def pick_state(content: Any) -> dict[str, Tensor] | None:
+    """Return the weights in a training checkpoint of the authors: the average if there is one.
 
-    Attention's 1 x 1 convolutions become matrices. Names of diffusers stay, but for those its
-    attention had at first.
+    Args:
+        content: of a file. None is returned for a content that is not a list.
+    """
+    if not isinstance(content, (list, tuple)):
+        return None
+    states = [entry for entry in content if _is_state(entry)]
+    if not states:
+        raise CheckpointError(
+            "a list should be a training checkpoint of a DDPM denoiser (weights, optimiser, epoch, "
+            f"step and the averaged weights), got entries {_kinds(content)}"
+        )
+    return {key.removeprefix("module."): value for key, value in states[-1].items()}
+
+
+def _is_state(entry: Any) -> bool:
+    return (
+        isinstance(entry, Mapping)
+        and bool(entry)
+        and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in entry.items())
+    )
+
+
+def _kinds(content: Sequence[Any]) -> str:
+    names = [type(entry).__name__ for entry in content[:5]]
+    return ", ".join(names + ["..."] * (len(content) > 5)) or "none"
+
+
+def averaged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the averaged weights of a `Denoiser`'s state_dict, as one of `UNet2DModel`."""
+    prefix = "average.module."
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+
+def from_authors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state_dict of the authors as one of `UNet2DModel`.
+
+    The 1 x 1 convolutions of attention become matrices. A state_dict of diffusers stays as it is,
+    except for the names that attention had in its first versions.
     """
     if "conv_norm_out.weight" in state:
         return {_renamed(key): value for key, value in state.items()}
@@ -34,28 +75,28 @@ def from_ddpm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             "these are no weights of a DDPM denoiser: names such as conv_in.weight and "
             f"down.0.block.0.conv1.weight are expected, got {sorted(state)[:3]}"
         )
-    made = {}
+    converted = {}
     for key, value in state.items():
         name = _to_diffusers(key, levels)
         flat = re.search(r"\.to_(q|k|v|out\.0)\.weight$", name) and value.dim() == 4
-        made[name] = value.flatten(1) if flat else value
-    return made
+        converted[name] = value.flatten(1) if flat else value
+    return converted
 
 
-def to_ddpm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The way back."""
+def to_authors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state_dict of `UNet2DModel` as the authors' programs read it."""
     levels = 1 + max(int(key.split(".")[1]) for key in state if key.startswith("down_blocks."))
-    made = {}
+    converted = {}
     for key, value in state.items():
         name = _to_old(key, levels)
         matrix = re.search(r"\.(q|k|v|proj_out)\.weight$", name) and value.dim() == 2
-        made[name] = value[:, :, None, None] if matrix else value
-    return made
+        converted[name] = value[:, :, None, None] if matrix else value
+    return converted
 
 
 def _renamed(key: str) -> str:
     former = rf"(?<=\.)({'|'.join(_FORMER)})(?=\.(weight|bias)$)"
-    return re.sub(former, lambda found: _FORMER[found[1]], key) if ".attentions." in key else key
+    return re.sub(former, lambda match: _FORMER[match[1]], key) if ".attentions." in key else key
 
 
 def _levelled(key: str) -> bool:
@@ -79,7 +120,7 @@ def _to_diffusers(key: str, levels: int) -> str:
 
 
 def _block(way: str, level: int, levels: int) -> str:
-    """Blocks upwards are counted in the order of execution."""
+    """Return the name of a block; diffusers counts the blocks of `up` in the order of execution."""
     return f"{way}_blocks.{level if way == 'down' else levels - 1 - level}"
 
 

@@ -9,7 +9,7 @@ FAMILY = Family(
     tasks=("deq_zoo.diffusion.task:Denoise",),
     packages=("diffusers", "mlxtend"),
     install="pip install 'torchdeq[diffusion]'",
-    predicts="Images to invert; the noise and the reconstruction of each are written.",
-    samples="Images from noise, as PNG files.",
+    predicts="Image files to invert; the noise (safetensors) and the reconstruction (PNG) of each.",
+    samples="Images from noise, side by side in a PNG file.",
     converter="deq_zoo.diffusion.convert",
 )

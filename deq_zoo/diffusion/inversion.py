@@ -24,14 +24,14 @@ METHODS = ("implicit", "phantom", "sequential")
 
 @dataclass(frozen=True)
 class Inversion:
-    """What was found for each image: the best noise seen, with its own error.
+    """The best initial noise of each image, with its own error.
 
     Args:
         noise: (B, C, H, W), the initial noise.
-        images: what the chain made of it.
+        images: (B, C, H, W), the images that the chain makes of the noise.
         sse: (B,) squared error summed over channels and pixels, of values in [-1, 1]; the paper
             calls it MSE.
-        history: (steps, B), the same before each step of the optimiser.
+        history: (steps, B), `sse` before each step of the optimiser.
         seconds: of wall time.
         work: rounds and evaluations of the network, forward and backward.
     """
@@ -45,12 +45,12 @@ class Inversion:
 
     @property
     def mse(self) -> Tensor:
-        """(B,) mean squared error."""
+        """Return (B,) mean squared errors, of values in [-1, 1]."""
         return self.sse / max(1, self.images[0].numel() if len(self.images) else 1)
 
     @property
     def psnr(self) -> Tensor:
-        """(B,) in dB, for a range of 2."""
+        """Return (B,) peak signal-to-noise ratios in dB, for the range of 2 of [-1, 1]."""
         return 10 * torch.log10(4 / self.mse)
 
 
@@ -61,59 +61,64 @@ def invert(
     method: Method = "implicit",
     steps: int = 50,
     lr: float = 0.005,
-    start: Tensor | None = None,
+    x: Tensor | None = None,
     noise: Tensor | None = None,
     solver: str | Solver[Any] = "anderson",
     stop: StopRule | None = None,
     adjoint: Adjoint | None = None,
     phantom: Phantom | None = None,
-    states: Tensor | None = None,
-    warm: bool = True,
+    z0: Tensor | None = None,
+    keep_states: bool = True,
     enough: float = 0.0,
+    on_failure: str = "ignore",
     each: Callable[[int, Tensor], object] | None = None,
 ) -> Inversion:
-    """Find initial noise for images by Adam on the squared error of what the chain makes of it.
+    """Search initial noise for images by Adam on the squared error of the chain's images.
 
-    Images are independent of each other, and each keeps the best noise it has met.
+    Images are independent of each other, and each keeps the noise with the smallest error.
 
     Args:
         chain: the chain.
         images: (B, C, H, W), in [-1, 1].
         method: `"implicit"`, the exact gradient through the equilibrium; `"phantom"`, the
-            paper's gradient of a few damped steps; `"sequential"`, through the chain step by
-            step, with the memory that takes.
+            paper's gradient of a few damped steps; `"sequential"`, backpropagation through the
+            chain step by step, with memory that grows with its length.
         steps: of Adam.
-        lr: its rate.
-        start: noise to begin with; by default the images encoded by the reversed chain.
+        lr: the learning rate of Adam.
+        x: initial noise to begin with; by default the images encoded by the reversed chain.
         noise: of every step, (B, T, C, H, W), for a stochastic chain.
         solver: of the forward solve.
-        stop: its budget and tolerance.
-        adjoint: how the exact gradient is found.
+        stop: budget and tolerance of the forward solve.
+        adjoint: the solver of the exact gradient.
         phantom: steps and damping of the phantom gradient.
-        states: of the chain, (B, T, C, H, W), for the first solve to start from; copies of the
+        z0: states of the chain from which the first solve starts, (B, T, C, H, W); copies of the
             noise by default.
-        warm: whether each solve starts from the states of the one before; else as the first.
-        enough: summed squared error with which an image is done; all of them end the search.
+        keep_states: whether each solve starts from the states of the solve before it; else all
+            start as the first one.
+        enough: summed squared error at which an image is finished; the search ends when all are.
+        on_failure: how to report forward solves that did not converge; not used by "sequential".
         each: called with every step's number and errors; returning True ends the search.
     """
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}{suggest(method, METHODS)}")
     check_at_least(1, steps=steps)
-    _check_tensors(chain, images, start, states)
+    _check_tensors(chain, images, x, z0)
     began, work = perf_counter(), Work()
-    if start is None:
-        start = chain.encode(images)
+    if x is None:
+        x = chain.encode(images)
         work += Work(len(chain) - 1, (len(chain) - 1) * len(images))
     rule = make_solver(solver, {}) if isinstance(solver, str) else solver
     stop = StopRule(15, 1e-3, "rel") if stop is None else stop
-    forward = _Forward(chain, method, rule, stop, adjoint, phantom or Phantom(tau=0.1), warm)
-    forward.states = states
-    best = _Best(start.detach().clone(), torch.zeros_like(images), _infinite(images))
+    forward = _Forward(
+        chain, method, rule, stop, adjoint, phantom or Phantom(tau=0.1), keep_states, on_failure
+    )
+    forward.states = z0
+    best = _Best(x.detach().clone(), torch.zeros_like(images), _infinite(images))
     history = []
-    for k, (z, image, sse, used) in enumerate(_descend(forward, start, noise, images, steps, lr)):
+    for k, (x_k, image, sse, used) in enumerate(_descend(forward, x, noise, images, steps, lr)):
         work += used
         history.append(sse)
-        best.update(z, image, sse)
+        best.update(x_k, image, sse)
         ended = each is not None and each(k, sse) is True
         if ended or bool((best.sse <= enough).all()):
             break
@@ -122,35 +127,37 @@ def invert(
 
 
 def _check_tensors(
-    chain: ParallelChain, images: Tensor, start: Tensor | None, states: Tensor | None
+    chain: ParallelChain, images: Tensor, x: Tensor | None, z0: Tensor | None
 ) -> None:
     if not bool(images.isfinite().all()):
         raise ValueError("images must be finite, in [-1, 1]: some values are NaN or infinite")
     want = (len(images), len(chain), *images.shape[1:])
-    if states is not None and tuple(states.shape) != want:
-        raise ValueError(f"states must be (B, T, C, H, W) = {want}, got {tuple(states.shape)}")
-    if start is not None and start.shape != images.shape:
-        raise ValueError(f"start must be shaped like images, got {tuple(start.shape)}")
+    if z0 is not None and tuple(z0.shape) != want:
+        raise ValueError(f"z0 must be (B, T, C, H, W) = {want}, got {tuple(z0.shape)}")
+    if x is not None and x.shape != images.shape:
+        raise ValueError(
+            f"x must have the shape of images, {tuple(images.shape)}, got {tuple(x.shape)}"
+        )
 
 
 def _descend(
-    forward: _Forward, start: Tensor, noise: Tensor | None, images: Tensor, steps: int, lr: float
+    forward: _Forward, x: Tensor, noise: Tensor | None, images: Tensor, steps: int, lr: float
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Work]]:
     """Yield noise, image, summed squared error and work before each step of Adam."""
-    z = start.detach().clone().requires_grad_()
-    optimizer = torch.optim.Adam([z], lr=lr)
+    x = x.detach().clone().requires_grad_()
+    optimizer = torch.optim.Adam([x], lr=lr)
     for _ in range(steps):
         optimizer.zero_grad(set_to_none=True)
         with torch.enable_grad():
-            image, used = forward(z, noise)
+            image, used = forward(x, noise)
             sse = (image - images).square().flatten(1).sum(1)
-            torch.autograd.backward(sse.sum(), inputs=[z])
-        yield z.detach(), image.detach(), sse.detach(), used
+            torch.autograd.backward(sse.sum(), inputs=[x])
+        yield x.detach(), image.detach(), sse.detach(), used
         optimizer.step()
 
 
 class _Forward:
-    """The image of a noise with its gradient by one of the methods; keeps states to start from."""
+    """The map from noise to image, with its gradient by one of the methods."""
 
     def __init__(
         self,
@@ -160,62 +167,63 @@ class _Forward:
         stop: StopRule,
         adjoint: Adjoint | None,
         phantom: Phantom,
-        warm: bool,
+        keep_states: bool,
+        on_failure: str,
     ) -> None:
         self.chain, self.rule, self.stop, self.adjoint = chain, rule, stop, adjoint
-        self.phantom, self.warm = phantom, warm
+        self.phantom, self.keep_states, self.on_failure = phantom, keep_states, on_failure
         self.image = {"implicit": self._implicit, "phantom": self._phantom}.get(
             method, self._sequential
         )
         self.states: Tensor | None = None
 
-    def __call__(self, z: Tensor, noise: Tensor | None) -> tuple[Tensor, Work]:
-        return self.image(z, noise)
+    def __call__(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, Work]:
+        return self.image(x, noise)
 
-    def _implicit(self, z: Tensor, noise: Tensor | None) -> tuple[Tensor, Work]:
-        found = parallel_sample(
-            self.chain, z, noise, solver=self.rule, stop=self.stop, start=self.states,
-            adjoint=self.adjoint, on_failure="ignore",
+    def _implicit(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, Work]:
+        trajectory = parallel_sample(
+            self.chain, x, noise, solver=self.rule, stop=self.stop, z0=self.states,
+            adjoint=self.adjoint, on_failure=self.on_failure,
         )  # fmt: skip
-        self._keep(found.states)
-        return found.image, found.work
+        self._keep(trajectory.states)
+        return trajectory.image, trajectory.work
 
-    def _phantom(self, z: Tensor, noise: Tensor | None) -> tuple[Tensor, Work]:
+    def _phantom(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, Work]:
         chain, work = self.chain, Work()
-        chain.check(z, noise)
-        shape = (len(z), len(chain), *z.shape[1:])
-        start = z.detach()[:, None].expand(shape) if self.states is None else self.states
+        chain.check(x, noise)
+        shape = (len(x), len(chain), *x.shape[1:])
+        z0 = x.detach()[:, None].expand(shape) if self.states is None else self.states
         single = chain.scope == "timestep"
 
         def f(Z: Tensor) -> Tensor:
             work.add(shape[0] * shape[1])
             Z = Z.view(shape)
             # As released: the network sees the noise as a constant.
-            fZ = chain.apply(torch.cat((z.detach()[:, None], Z[:, :-1]), dim=1), z, noise)
+            fZ = chain.apply(torch.cat((x.detach()[:, None], Z[:, :-1]), dim=1), x, noise)
             return fZ.flatten(0, 1) if single else fZ
 
-        found = fixed_point(
-            f, start.flatten(0, 1) if single else start, solver=self.rule, stop=self.stop,
-            backward=self.phantom, on_failure="ignore",
+        solution = fixed_point(
+            f, z0.flatten(0, 1) if single else z0, solver=self.rule, stop=self.stop,
+            backward=self.phantom, on_failure=self.on_failure,
         ).z  # fmt: skip
-        assert isinstance(found, Tensor)
-        Z = found.view(shape)
+        assert isinstance(solution, Tensor)
+        Z = solution.view(shape)
         self._keep(Z)
         return Z[:, -1], work
 
-    def _sequential(self, z: Tensor, noise: Tensor | None) -> tuple[Tensor, Work]:
-        T, n = len(self.chain), len(z)
+    def _sequential(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, Work]:
+        T, n = len(self.chain), len(x)
         # Forward, and once more backward.
-        return self.chain.sequential(z, noise), Work(2 * T, 2 * T * n)
+        return self.chain.sequential(x, noise), Work(2 * T, 2 * T * n)
 
     def _keep(self, states: Tensor) -> None:
-        if self.warm:
+        if self.keep_states:
             self.states = states.detach()
 
 
 @dataclass
 class _Best:
-    """The best of each image so far."""
+    """The noise with the smallest error of each image so far."""
 
     noise: Tensor
     image: Tensor
@@ -234,12 +242,12 @@ def _infinite(images: Tensor) -> Tensor:
 
 
 def interpolate(a: Tensor, b: Tensor, n: int) -> Tensor:
-    """Noises between two, along the arc on which all have their usual length: (n, ..., C, H, W).
+    """Return (n, ..., C, H, W) noises between two, on the arc on which all have the usual norm.
 
     Args:
-        a: the first of them, (..., C, H, W).
-        b: the last.
-        n: how many, both ends included.
+        a: the first noise, (..., C, H, W).
+        b: the last noise.
+        n: the number of noises, both ends included.
     """
     check_at_least(2, n=n)  # both ends are among the noises
     if a.shape != b.shape or a.dim() < 3:
@@ -248,12 +256,12 @@ def interpolate(a: Tensor, b: Tensor, n: int) -> Tensor:
         )
     lengths = [t.flatten(-3).norm(dim=-1, keepdim=True) for t in (a, b)]
     if any(bool((length == 0).any()) for length in lengths):
-        raise ValueError("a noise that is zero everywhere has no direction to start from")
+        raise ValueError("a noise that is zero everywhere has no direction")
     u, v = (t.flatten(-3) / length for t, length in zip((a, b), lengths, strict=True))
     angle = (u * v).sum(-1).clamp(-1, 1).acos()[..., None, None, None]
-    share = torch.linspace(0, 1, n, dtype=a.dtype, device=a.device)
-    share = share.view(-1, *(1,) * a.dim())
-    straight = a + share * (b - a)
+    weight = torch.linspace(0, 1, n, dtype=a.dtype, device=a.device)
+    weight = weight.view(-1, *(1,) * a.dim())
+    straight = a + weight * (b - a)
     sine = angle.sin()
-    arc = (((1 - share) * angle).sin() * a + (share * angle).sin() * b) / sine
+    arc = (((1 - weight) * angle).sin() * a + (weight * angle).sin() * b) / sine
     return torch.where(sine.abs() < 1e-4, straight, arc)

@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from deq_zoo.checks import check_fields
 from deq_zoo.diffusion.package import diffusers
+from deq_zoo.diffusion.plan import ChainPlan, step_noise
+from deq_zoo.diffusion.prediction import InvertedImage, prepare
+from deq_zoo.images.inputs import ImageLike, as_image
+from deq_zoo.model import Model
+from deq_zoo.output import Output
 
 
 @dataclass(frozen=True)
@@ -19,9 +25,9 @@ class UNetConfig:
     Args:
         size: side of the images.
         channels: of the images.
-        widths: features at each resolution, every one half of that before.
-        blocks: residual blocks at each.
-        attention: sides at which there is attention.
+        widths: features at each resolution; every resolution is half of the one before.
+        blocks: residual blocks at each resolution.
+        attention: sides of the resolutions that have attention.
         dropout: in training.
         groups: of group normalisation; must divide every width.
     """
@@ -42,8 +48,8 @@ class UNetConfig:
             raise ValueError(f"widths must be multiples of groups={self.groups}, got {self.widths}")
         if self.size % 2 ** (len(self.widths) - 1):
             raise ValueError(
-                f"size must halve {len(self.widths) - 1} times, as there are {len(self.widths)} "
-                f"widths: got {self.size}"
+                f"size must be divisible by 2 {len(self.widths) - 1} times, as there are "
+                f"{len(self.widths)} widths: got {self.size}"
             )
 
 
@@ -56,7 +62,7 @@ DIGITS = UNetConfig(
 
 
 def make_unet(config: UNetConfig) -> nn.Module:
-    """The `UNet2DModel` that is the network of the DDPM release, layer by layer."""
+    """Return the `UNet2DModel` that equals the network of the DDPM release, layer by layer."""
     sides = [config.size // 2**i for i in range(len(config.widths))]
     attends = [side in config.attention for side in sides]
     down = ["AttnDownBlock2D" if here else "DownBlock2D" for here in attends]
@@ -80,40 +86,108 @@ def make_unet(config: UNetConfig) -> nn.Module:
     return unet
 
 
-class Denoiser(nn.Module):
-    r"""A network that tells the noise in an image, and the average of its weights over training.
+@dataclass(frozen=True)
+class Denoised(Output[Tensor, None]):
+    """The output of a denoiser: a prediction (B, C, H, W), without state and statistics."""
+
+    @property
+    def sample(self) -> Tensor:
+        """Return the prediction under the name that diffusers has for it."""
+        return self.prediction
+
+
+class Denoiser(Model):
+    r"""A network that predicts the noise in an image, with the average of its weights.
 
     $$\bar\theta \leftarrow d_n \bar\theta + (1 - d_n)\, \theta, \qquad
     d_n = \min(\mathrm{decay}, (1 + n) / (10 + n))$$
 
-    after update n: early weights are forgotten soon. In training mode the network itself answers,
-    in evaluation mode the average.
+    after update n: early weights soon lose their influence. `forward` uses the weights $\theta$ in
+    training mode, the average in evaluation mode.
+
+    One call of the network is no equilibrium, so `forward(x, t)` takes timesteps instead of a start
+    and its output has no state. The equilibrium is the chain of all sampling steps: `predict`
+    inverts an image by it, and `plan.make_chain(model)` returns it for other uses.
 
     Args:
         config: the shape of the network.
         decay: of the average.
+        plan: the chain of `predict`, with its solver and its inversion.
     """
 
-    def __init__(self, config: UNetConfig, decay: float = 0.9999) -> None:
+    def __init__(
+        self, config: UNetConfig, decay: float = 0.9999, plan: ChainPlan | None = None
+    ) -> None:
         super().__init__()
         if not 0 <= decay < 1:
             raise ValueError(f"decay must lie in [0, 1), got {decay}")
+        self.config, self.plan = config, ChainPlan() if plan is None else plan
         self.unet = make_unet(config)
         self.average = AveragedModel(self.unet, multi_avg_fn=_Decay(decay), use_buffers=True)
-        _hold(self.average.module)
+        _make_buffers(self.average.module)
 
-    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+    def forward(self, x: Tensor, t: Tensor) -> Denoised:
+        """Return the prediction for noisy images.
+
+        Args:
+            x: (B, C, H, W), noisy images.
+            t: (B,), the timestep of each.
+        """
         out: Any = (self.unet if self.training else self.average)(x, t)
-        noise: Tensor = out.sample
-        return noise
+        return Denoised([out.sample], None)
 
     def update_average(self) -> None:
-        """Take the network's present weights into the average."""
+        """Add the present weights of the network to the average."""
         self.average.update_parameters(self.unet)
 
+    def predict(
+        self, x: ImageLike, z0: Tensor | None = None, **call: Any
+    ) -> Output[InvertedImage, Tensor]:
+        """Return the noise from which the chain generates one image.
 
-def _hold(module: nn.Module) -> None:
-    """Turn parameters into buffers of the same names, so that they are not counted or trained."""
+        Args:
+            x: the image: a path, a Pillow image, an array or a tensor. It is brought into the form
+                of the training images.
+            z0: the trajectory to start from, (1, T + 1, C, H, W): `state` of an earlier output,
+                initial noise first. By default the search starts from the encoded image.
+            **call: options of the DEQ for this call, e.g. `f_max_iter=30`; `steps` sets the steps
+                of Adam.
+
+        Returns:
+            An output whose prediction has the noise, the reconstruction and its errors. `state` is
+            the trajectory, `stats` are those of the solve that leads from the noise to the
+            reconstruction.
+        """
+        return super().predict(x, z0, **call)
+
+    def _predict(
+        self, x: ImageLike, z0: Tensor | None, steps: int | None = None, **call: Any
+    ) -> Output[InvertedImage, Tensor]:
+        plan = self.plan.with_options(steps, **call)
+        chain = plan.make_chain(self)
+        image = prepare(as_image(x), self.config.size, self.config.channels, self.facts)
+        target = image.pixels.to(next(self.parameters()))
+        self._check_start(z0, len(chain))
+        first, states = (None, None) if z0 is None else (z0[:, 0], z0[:, 1:])
+        noise = step_noise(chain, target)
+        inversion = plan.invert(chain, target, noise, first, states)
+        trajectory = plan.solve(chain, inversion.noise, noise)
+        prediction = InvertedImage.of(target, inversion, trajectory, noise, image.negative)
+        state = torch.cat((inversion.noise[:, None], trajectory.states), dim=1)
+        return Output([prediction], state, trajectory.stats)
+
+    def _check_start(self, z0: Tensor | None, steps: int) -> None:
+        side = self.config.size
+        want = (1, steps + 1, self.config.channels, side, side)
+        if z0 is not None and z0.shape != want:
+            raise ValueError(
+                f"z0 must be a trajectory with its initial noise, (1, T + 1, C, H, W) = {want}, "
+                f"got {tuple(z0.shape)}"
+            )
+
+
+def _make_buffers(module: nn.Module) -> None:
+    """Turn parameters into buffers of the same names, so that no optimiser trains them."""
     for part in module.modules():
         for name, weight in list(part.named_parameters(recurse=False)):
             delattr(part, name)
@@ -122,7 +196,7 @@ def _hold(module: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class _Decay:
-    """One step of the average, for all tensors at once."""
+    """One update of the average, for all tensors at once."""
 
     decay: float
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Literal
+from typing import ClassVar, Literal
 
 from deq_zoo.checks import check_fields
 
 
 @dataclass(frozen=True)
 class ChainConfig:
-    """The chain that is solved.
+    """The chain of sampling steps.
 
     Args:
-        steps: how many.
+        steps: the number of steps.
         spacing: of timesteps: uniform, or quad, denser towards the image.
         eta: noise: 0 for DDIM, 1 for as much as DDPM.
         scope: what a solver takes for a sample: a trajectory or a timestep.
-        window: states worked on at once; 0 for all.
-        chunk: the largest batch the network gets.
+        window: states solved at once when images are sampled; 0 for all.
+        chunk: the largest batch that the network gets.
     """
 
     steps: int = 50
@@ -37,29 +38,34 @@ class ChainConfig:
 
 @dataclass(frozen=True)
 class InversionConfig:
-    """How images are inverted; solvers, `ift`, `grad` and `tau` are the equilibrium's.
+    """The inversion of images; its solver and gradient are options of the DEQ.
 
     Args:
-        images: held-out images to invert when the model is judged.
-        steps: of Adam, for images of one's own.
-        judged_steps: the most of them when the model is judged; as many as `steps` give numbers
-            to compare with the paper's.
-        lr: its rate.
-        warm: whether each solve starts from the states of the one before.
-        window: steps of the exact adjoint solved at once; 1 is the reverse sweep.
-        enough: summed squared error at which an image is done.
+        images: images of a split that a thorough evaluation inverts.
+        steps: of Adam, in prediction.
+        eval_steps: at most so many steps of Adam in evaluations; set it to `steps` for numbers to
+            compare with the paper's.
+        lr: the learning rate of Adam.
+        keep_states: whether each solve starts from the states of the solve before it.
+        window: steps of the exact adjoint solved at once; 1 is the reverse sweep, 0 is all.
+        enough: summed squared error at which an image is finished.
     """
+
+    former_fields: ClassVar[Mapping[str, str | None]] = {
+        "judged_steps": "eval_steps",
+        "warm": "keep_states",
+    }
 
     images: int = 4
     steps: int = 20
-    judged_steps: int = 20
+    eval_steps: int = 20
     lr: float = 0.005
-    warm: bool = True
+    keep_states: bool = True
     window: int = 1
     enough: float = 0.5
 
     def __post_init__(self) -> None:
-        check_fields(self, 1, "steps", "judged_steps", finite=True)
+        check_fields(self, 1, "steps", "eval_steps", finite=True)
         check_fields(self, 0, "images", "window", "enough", finite=True)
         if not 0 < self.lr < inf:
             raise ValueError(f"lr must be a number above 0, got {self.lr}")
@@ -67,15 +73,15 @@ class InversionConfig:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Options of sampling.
+    """The options of the command `sample`.
 
     Args:
-        n: images.
+        n: the number of images.
         steps: of the chain.
         eta: noise: 0 for DDIM, 1 for as much as DDPM.
         solver: by its registered name; `sequential` runs the chain step by step.
-        tol: relative residual.
-        window: states worked on at once; 0 for all.
+        tol: relative residual at which an image has converged.
+        window: states solved at once; 0 for all.
         seed: of the noise.
     """
 

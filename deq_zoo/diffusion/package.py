@@ -8,5 +8,5 @@ from deq_zoo.packages import optional
 
 
 def diffusers() -> Any:
-    """Return the package, untyped: it makes its names on request."""
+    """Return the package, untyped: its attributes are created when they are used."""
     return optional("diffusers", "diffusion", "denoisers, schedulers and pipelines")

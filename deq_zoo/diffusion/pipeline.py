@@ -16,10 +16,10 @@ _diffusers = diffusers()
 
 
 class DEQDDIMPipeline(_diffusers.DiffusionPipeline):  # type: ignore[misc,name-defined]
-    """Unconditional images by DDIM, all steps solved at once.
+    """A pipeline for unconditional images by DDIM that solves all steps at once.
 
-    Called, saved and loaded like `DDIMPipeline`; folders of `DDIMPipeline` and `DDPMPipeline`
-    load as they are, and the images are DDIM's.
+    It is called, saved and loaded like `DDIMPipeline`; folders of `DDIMPipeline` and `DDPMPipeline`
+    load as they are, and the images are those of DDIM.
 
     Args:
         unet: a `UNet2DModel`.
@@ -54,26 +54,26 @@ class DEQDDIMPipeline(_diffusers.DiffusionPipeline):  # type: ignore[misc,name-d
         """Sample images.
 
         Args:
-            batch_size: how many.
-            generator: of the noise, one or one per image.
+            batch_size: the number of images.
+            generator: of the noise: one, or one per image.
             eta: 0 for DDIM, 1 for as much noise as DDPM.
             num_inference_steps: of the chain.
             output_type: `"pil"`, `"np"` or `"pt"`; the latter two in [0, 1].
-            return_dict: an `ImagePipelineOutput`, else a tuple.
+            return_dict: whether to return an `ImagePipelineOutput`, else a tuple.
             solver: any registered solver.
             tol: relative residual of each image's states.
             max_iter: evaluations allowed; 0 for twice the steps.
-            window: states worked on at once; 0 for all.
-            chunk: the network's largest batch.
-            progress: called with each round's number and residual.
+            window: states solved at once; 0 for all.
+            chunk: the largest batch that the network gets.
+            progress: called with the number and the residual of each round.
         """
         if output_type not in ("pil", "np", "pt"):
             raise ValueError(f"output_type must be 'pil', 'np' or 'pt', got {output_type!r}")
-        found = self.trajectory(
+        trajectory = self.trajectory(
             batch_size, generator, eta, num_inference_steps, solver, tol, max_iter, window, chunk,
             progress,
         )  # fmt: skip
-        images: Any = (found.image / 2 + 0.5).clamp(0, 1)
+        images: Any = (trajectory.image / 2 + 0.5).clamp(0, 1)
         if output_type != "pt":
             images = images.cpu().permute(0, 2, 3, 1).float().numpy()
         if output_type == "pil":
@@ -93,15 +93,15 @@ class DEQDDIMPipeline(_diffusers.DiffusionPipeline):  # type: ignore[misc,name-d
         chunk: int,
         progress: Progress | None,
     ) -> Trajectory:
-        """All states of the chain, with statistics of the solve."""
+        """Return all states of the chain, with statistics of the solve."""
         size = self.unet.config.sample_size
         sides = (size, size) if isinstance(size, int) else tuple(size)
         shape = (batch_size, self.unet.config.in_channels, *sides)
         device, kind = self._execution_device, self.unet.dtype
         chain = ParallelChain(self.unet, self.scheduler, steps, eta, chunk=chunk)
-        # In the order in which a sequential pipeline draws: initial noise, then step by step.
+        # A sequential pipeline draws in this order: initial noise, then step by step.
         randn_tensor = _diffusers.utils.torch_utils.randn_tensor
-        z0 = randn_tensor(shape, generator=generator, device=device, dtype=kind)
+        x = randn_tensor(shape, generator=generator, device=device, dtype=kind)
         noise = None
         if chain.steps.stochastic:
             drawn = [
@@ -111,5 +111,5 @@ class DEQDDIMPipeline(_diffusers.DiffusionPipeline):  # type: ignore[misc,name-d
             noise = torch.stack(drawn, dim=1)
         stop = StopRule(max_iter or 2 * len(chain) + 10, tol, "rel")
         return parallel_sample(
-            chain, z0, noise, solver=solver, stop=stop, window=window, progress=progress
+            chain, x, noise, solver=solver, stop=stop, window=window, progress=progress
         )

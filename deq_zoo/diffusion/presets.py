@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from deq_zoo.diffusion.model import CELEBA, CIFAR10, DIGITS, LSUN, UNetConfig
 from deq_zoo.diffusion.options import ChainConfig, InversionConfig
+from deq_zoo.diffusion.plan import EXACT
 from deq_zoo.diffusion.task import Denoise
 from deq_zoo.optim import Adam, Cosine
 from deq_zoo.preset import PRESETS, Preset, Target
@@ -19,15 +20,6 @@ PUBLISHED = DEQConfig(
     tau=0.1,
     on_failure="ignore",
 )
-#: The exact gradient; plain iteration cannot fail on a triangular system.
-EXACT = DEQConfig(
-    f_solver="fixed_point_iter",
-    f_max_iter=60,
-    f_tol=1e-4,
-    f_stop_mode="rel",
-    ift=True,
-    on_failure="ignore",
-)
 
 
 @PRESETS.register("diffusion-cifar10")
@@ -39,6 +31,7 @@ def diffusion_cifar10() -> Preset:
             chain=ChainConfig(steps=1000, spacing="quad", scope="timestep"),
             inversion=InversionConfig(images=1, steps=1000),
             net=CIFAR10,
+            val_images=1000,
             flip=True,
             previews=1,
         ),
@@ -62,6 +55,7 @@ def diffusion_celeba() -> Preset:
             chain=ChainConfig(steps=20, scope="timestep"),
             inversion=InversionConfig(images=1, steps=500, lr=0.001),
             data="celeba",
+            val_images=500,
             flip=True,
         ),
         optim=Adam(lr=2e-4),
@@ -94,6 +88,7 @@ def diffusion_quick() -> Preset:
             deq=EXACT,
             inversion=InversionConfig(images=4, steps=6, lr=0.02, enough=0.0),
             data="digits",
+            val_images=400,
             batch=32,
             decay=0.99,
             prediction="v_prediction",
@@ -102,7 +97,7 @@ def diffusion_quick() -> Preset:
         clip=1.0,
         steps=600,
         log_every=20,
-        eval_every=600,
+        eval_every=100,
     )
 
 
@@ -119,6 +114,7 @@ def diffusion_smoke() -> Preset:
             chain=ChainConfig(steps=10),
             inversion=InversionConfig(images=2, steps=2),
             data="blobs",
+            val_images=16,
             batch=16,
             decay=0.9,
         ),
@@ -137,6 +133,7 @@ def _lsun(inversion_steps: int) -> Preset:
             chain=ChainConfig(steps=10, scope="timestep", chunk=8),
             inversion=InversionConfig(images=1, steps=inversion_steps),
             data="folder",
+            val_images=500,
             batch=64,
             decay=0.999,
             eval_images=64,

@@ -18,7 +18,7 @@ from torchdeq.registry import suggest
 from torchdeq.solver import POLICIES, FixedPointIter, Solver, make_solver, report_failures
 
 Progress = Callable[[int, float], object]  # rounds so far, worst relative residual
-_BURST = 8  # evaluations before a window slides, for solvers that learn from the ones before
+_BURST = 8  # evaluations before a window slides, for solvers that learn from earlier evaluations
 
 
 @dataclass(frozen=True)
@@ -37,54 +37,56 @@ class Trajectory:
 
     @property
     def image(self) -> Tensor:
-        """The last state, (B, C, H, W)."""
+        """Return the last state, (B, C, H, W)."""
         return self.states[:, -1]
 
 
 def parallel_sample(
     chain: ParallelChain,
-    z0: Tensor,
+    x: Tensor,
     noise: Tensor | None = None,
     *,
     solver: str | Solver[Any] = "anderson",
     stop: StopRule | None = None,
-    start: Tensor | None = None,
+    z0: Tensor | None = None,
     window: int = 0,
     burst: int = 0,
     adjoint: Adjoint | None = None,
     on_failure: str = "warn",
     progress: Progress | None = None,
 ) -> Trajectory:
-    """The states to which a chain leads, found all at once.
+    """Solve for all states of a chain at once.
 
-    They are those of the sequential chain, up to the tolerance. With grad mode on, they are
-    differentiable with respect to `z0` and `noise`, by the chain's own derivative at them; the
+    The states are those of the sequential chain, up to the tolerance. With grad mode on, they are
+    differentiable with respect to `x` and `noise`, by the chain's own derivative at them; the
     network's weights get no gradient.
 
     Args:
         chain: the chain.
-        z0: initial noise, (B, C, H, W).
+        x: initial noise, (B, C, H, W).
         noise: of every step, (B, T, C, H, W), for a stochastic chain.
         solver: a registered solver, by name or as an object.
         stop: evaluations allowed, and tolerance; by default until the residual is 1e-4 of the
             state, with a budget that plain iteration never needs.
-        start: states to start from, (B, T, C, H, W); copies of `z0` by default.
-        window: states worked on at once; those before it are done and no longer evaluated, those
-            after it wait. 0 solves all of them in one go.
-        burst: evaluations before the window slides; by default 1 for plain iteration, else 8.
-        adjoint: how the gradient is found.
-        on_failure: what to do about images that did not converge: ignore, warn or raise.
+        z0: states from which the solver starts, (B, T, C, H, W); copies of `x` by default.
+        window: states solved at once. The network no longer evaluates converged states before the
+            window; states after it wait. 0 solves all states at once.
+        burst: evaluations before the window slides; by default 1 for plain iteration, else 8, and
+            at least `stop.check_every`.
+        adjoint: the solver of the gradient.
+        on_failure: how to report images that did not converge: ignore, auto, warn or raise.
         progress: called after each round.
     """
-    chain.check(z0, noise)
+    chain.check(x, noise)
     check_at_least(0, window=window, burst=burst)
     if on_failure not in POLICIES:
         raise ValueError(f"unknown failure policy {on_failure!r}{suggest(on_failure, POLICIES)}")
     rule = make_solver(solver, {}) if isinstance(solver, str) else solver
-    burst = burst or (1 if isinstance(rule, FixedPointIter) else _BURST)
+    usual = 1 if isinstance(rule, FixedPointIter) else _BURST
+    burst = burst or max(usual, 1 if stop is None else stop.check_every)
     if stop is None:
         stop = StopRule((burst if window else 2) * (len(chain) + 5), 1e-4, "rel")
-    Z, f = _start(chain, z0, start), _Map(chain, z0.detach(), noise, progress)
+    Z, f = _first_states(chain, x, z0), _Map(chain, x.detach(), noise, progress)
     with torch.no_grad():
         if window:
             Z, stats = _slide(f, Z, rule, stop, window, burst)
@@ -92,28 +94,28 @@ def parallel_sample(
                 report_failures(stats, on_failure, "the sampling chain")
         else:
             Z, stats = f.solve(Z, rule, stop, on_failure)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (z0, noise)):
-        Z = attach(chain, Z, z0, noise, adjoint or Adjoint(), f.work)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, noise)):
+        Z = attach(chain, Z, x, noise, adjoint or Adjoint(), f.work)
     return Trajectory(Z, stats, f.work)
 
 
-def _start(chain: ParallelChain, z0: Tensor, start: Tensor | None) -> Tensor:
-    shape = (len(z0), len(chain), *z0.shape[1:])
-    if start is None:
-        return z0.detach()[:, None].expand(shape).clone()
-    if start.shape != shape:
-        raise ValueError(f"start must be (B, T, C, H, W) = {shape}, got {tuple(start.shape)}")
-    return start.detach().clone()
+def _first_states(chain: ParallelChain, x: Tensor, z0: Tensor | None) -> Tensor:
+    shape = (len(x), len(chain), *x.shape[1:])
+    if z0 is None:
+        return x.detach()[:, None].expand(shape).clone()
+    if z0.shape != shape:
+        raise ValueError(f"z0 must be (B, T, C, H, W) = {shape}, got {tuple(z0.shape)}")
+    return z0.detach().clone()
 
 
 class _Map:
-    """f of the steps from `first` on, for a solver; it counts, and remembers its last call."""
+    """The function f of the steps from `first` on; it counts and remembers its last call."""
 
     def __init__(
-        self, chain: ParallelChain, z0: Tensor, noise: Tensor | None, progress: Progress | None
+        self, chain: ParallelChain, x: Tensor, noise: Tensor | None, progress: Progress | None
     ) -> None:
         self.chain, self.noise, self.progress = chain, noise, progress
-        self.before, self.first, self.work = z0, 0, Work()
+        self.before, self.first, self.work = x, 0, Work()
         self.last: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, Z: Tensor, before: Tensor, noise: Tensor | None = None) -> Tensor:
@@ -128,19 +130,20 @@ class _Map:
     def solve(
         self, Z: Tensor, rule: Solver[Any], stop: StopRule, on_failure: str
     ) -> tuple[Tensor, SolverStat]:
-        """States that stay the same under f, as the chain's scope says: together or each alone."""
+        """Return the fixed point of f and statistics, for samples as the chain's scope defines."""
         if self.chain.scope == "trajectory":
             rows = (self.before,) if self.noise is None else (self.before, self.noise)
-            found = solve(
+            solution = solve(
                 self, Z, rule, stop, args=rows, compact=stop.goal > 0, on_failure=on_failure
             )
         else:
-            # Stepped one by one, as released; each row leads to the next, so all stop at once.
-            found = solve(
+            # The solver steps every row alone, as released. Rows depend on earlier ones, so all
+            # stop together.
+            solution = solve(
                 self._rows(Z), Z.flatten(0, 1), rule, stop, on_failure=on_failure, shared=True
             )
-        assert isinstance(found.z, Tensor)
-        return found.z.view_as(Z), found.stats
+        assert isinstance(solution.z, Tensor)
+        return solution.z.view_as(Z), solution.stats
 
     def _rows(self, Z: Tensor) -> Callable[[Tensor], Tensor]:
         return lambda rows: self(rows.view_as(Z), self.before, self.noise).flatten(0, 1)
@@ -149,32 +152,32 @@ class _Map:
 def _slide(
     f: _Map, Z: Tensor, rule: Solver[Any], stop: StopRule, window: int, burst: int
 ) -> tuple[Tensor, SolverStat]:
-    """Solve in a window that moves on over states that are done.
+    """Solve in a window that moves on over converged states.
 
-    What is not finite behind its first state may yet become so; a chain whose first state is not
-    has failed, and holds up no other.
+    A state that is not finite may become finite while the states before it converge. A chain whose
+    first state in the window is not finite has failed, and delays no other chain.
     """
-    T, z0 = Z.shape[1], f.before
+    T, x, length = Z.shape[1], f.before, stop.length(Z[0, 0].numel() if Z.numel() else 1)
     sizes, norms = (torch.full(Z.shape[:2], value, device=Z.device) for value in (inf, 1.0))
     lost = torch.zeros(len(Z), dtype=torch.bool, device=Z.device)
     first, end = 0, min(window, T)
     while first < T and f.work.rounds < stop.max_iter:
         some = StopRule(min(burst, stop.max_iter - f.work.rounds), None, return_final=True)
-        f.first, f.before = first, Z[:, first - 1] if first else z0
+        f.first, f.before = first, Z[:, first - 1] if first else x
         f.solve(Z[:, first:end], rule, some, "ignore")
         assert f.last is not None
         old, new = f.last
-        sizes[:, first:end] = (new - old).flatten(2).norm(dim=2)
-        Z[:, first:end] = new  # after its use: the solver may have started from this memory
-        norms[:, first:end] = new.flatten(2).norm(dim=2)
-        sizes[:, first] = 0.0  # made by its step from a state that is done
+        sizes[:, first:end] = (new - old).flatten(2).norm(dim=2) / length
+        Z[:, first:end] = new  # not before: the solver may have started from this memory
+        norms[:, first:end] = new.flatten(2).norm(dim=2) / length
+        sizes[:, first] = 0.0  # one step from a converged state
         lost |= ~new[:, 0].isfinite().flatten(1).all(1)
         if len(lost) and bool(lost.all()):
             break
         met = stop.measure(sizes, norms)[:, first:end] <= stop.goal
         met = (met | lost[:, None]).all(0)
         moved = max(1, int(met.int().cumprod(0).sum()))
-        Z[:, end : end + moved] = Z[:, end - 1 : end]  # a better guess than what was there
+        Z[:, end : end + moved] = Z[:, end - 1 : end]  # a better guess than the initial noise
         first, end = first + moved, min(end + moved, T)
     return Z, _chain_stats(sizes, norms, lost, first == T, f.work.rounds)
 

@@ -1,4 +1,4 @@
-"""The steps of a sampling chain as numbers: what a scheduler does to a state, linear in it."""
+"""The steps of a sampling chain as coefficients of a linear recursion."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _VARIANCES = ("fixed_small", "fixed_small_log", "fixed_large")
 
 @dataclass(frozen=True)
 class Steps:
-    r"""Coefficients of $T$ steps, float64.
+    r"""The coefficients of $T$ steps, in float64.
 
-    With $m_k$ the network's output at $z_k$, $\xi_k$ unit noise and `clip`
-    what the scheduler does to the image it predicts,
+    With $m_k$ the network's output at $z_k$, $\xi_k$ unit noise and `clip` the scheduler's clipping
+    of the image that it predicts,
 
     $$\hat x_k = p_k z_k + q_k m_k, \qquad
     z_{k+1} = a_k z_k + b_k m_k + c_k \xi_k + A_k [\mathrm{clip}(\hat x_k) - \hat x_k]$$
@@ -39,7 +39,7 @@ class Steps:
         p: of the state, in the predicted image.
         q: of the output, in the predicted image.
         A: of the predicted image.
-        clip: None where the predicted image is left alone.
+        clip: None if the scheduler does not clip the predicted image.
     """
 
     t: Tensor
@@ -57,17 +57,17 @@ class Steps:
 
     @property
     def stochastic(self) -> bool:
-        """Whether the chain needs noises."""
+        """Return whether the steps add noise."""
         return bool((self.c > 0).any())
 
     @classmethod
     def of(cls, scheduler: Any, timesteps: int | Sequence[int], eta: float = 0.0) -> Steps:
-        """The steps of a `DDIMScheduler` or `DDPMScheduler` of diffusers.
+        """Return the steps of a `DDIMScheduler` or `DDPMScheduler` of diffusers.
 
         Args:
             scheduler: it is read, not changed.
-            timesteps: how many, spaced as the scheduler does it; or which, in falling order. Of
-                equal ones one is kept: the others would do nothing.
+            timesteps: how many, spaced as the scheduler does it; or which, in falling order. A
+                repeated timestep is taken once: its step would do nothing.
             eta: of DDIM: 0 is deterministic, 1 has the variance of DDPM.
         """
         kind = _kind(scheduler)
@@ -76,21 +76,20 @@ class Steps:
         if kind == "DDPMScheduler" and eta:
             raise ValueError("eta is DDIM's: a DDPMScheduler has a variance of its own, drop eta")
         t, reached = _levels(scheduler, kind, timesteps)
-        held = scheduler.alphas_cumprod.double().cpu()
-        ab, x, e = held[t], *_prediction(scheduler.config.prediction_type, held[t])
+        ab = scheduler.alphas_cumprod.double().cpu()[t]
+        (p, q), (u, v) = _prediction(scheduler.config.prediction_type, ab)
         if kind == "DDIMScheduler":
             A, C, E, c = _ddim(ab, reached, eta)
         else:
             A, C, E, c = _ddpm(ab, reached, t, scheduler.config.variance_type)
-        (p, q), (u, v) = x, e
         return cls(t, ab, A * p + C + E * u, A * q + E * v, c, p, q, A, _clip(scheduler))
 
 
 def spaced(spacing: str, n: int, train_steps: int = 1000) -> list[int]:
-    """The timesteps of the paper's experiments, falling, each once.
+    """Return the timesteps of the paper's experiments, falling, each once.
 
     `uniform` is every `train_steps // n`-th. `quad` is dense near the image and starts at 0.8
-    of the training's steps; for many steps it has fewer than `n` distinct ones.
+    of the training's steps; a long `quad` chain has fewer than `n` distinct timesteps.
     """
     if not 1 <= n <= train_steps:
         raise ValueError(f"a chain has 1 to {train_steps} steps, got {n}")
@@ -98,13 +97,13 @@ def spaced(spacing: str, n: int, train_steps: int = 1000) -> list[int]:
         return [k * (train_steps // n) for k in reversed(range(n))]
     if spacing != "quad":
         raise ValueError(f"unknown spacing {spacing!r}{suggest(spacing, SPACINGS)}")
-    # As numpy rounds, which the paper's code used: torch's roots square to other whole numbers.
+    # With the rounding of numpy, as in the paper's code: torch's roots square to other integers.
     squares = np.linspace(0, np.sqrt(0.8 * train_steps), n) ** 2
     return sorted(set(squares.astype(int).tolist()), reverse=True)
 
 
 def _kind(scheduler: Any) -> str:
-    """The scheduler's class by name, so that diffusers need not be here to be asked."""
+    """Return the name of the scheduler's class; comparing names needs no import of diffusers."""
     for cls in type(scheduler).__mro__:
         if cls.__name__ in ("DDIMScheduler", "DDPMScheduler"):
             return cls.__name__
@@ -115,7 +114,7 @@ def _kind(scheduler: Any) -> str:
 
 
 def _levels(scheduler: Any, kind: str, timesteps: int | Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Timesteps, and the product of alphas that each step reaches."""
+    """Return timesteps, and the product of alphas that each step reaches."""
     N = scheduler.config.num_train_timesteps
     ab = scheduler.alphas_cumprod.double().cpu()
     end = ab.new_ones(())
@@ -146,7 +145,7 @@ def _whole(timesteps: Any) -> Tensor:
         return torch.tensor([index(t) for t in timesteps], dtype=torch.long)
     except TypeError:
         raise TypeError(
-            f"timesteps are how many or which, in whole numbers: got {timesteps!r}"
+            f"timesteps must be a number of steps, or a list, in whole numbers: got {timesteps!r}"
         ) from None
 
 
@@ -155,7 +154,7 @@ def _next(t: Tensor) -> Tensor:
 
 
 def _prediction(kind: str, ab: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Image and noise as the network's output tells them: coefficients of state and output."""
+    """Return the coefficients of state and output in the predicted image, and in the noise."""
     s, n, one, zero = ab.sqrt(), (1 - ab).sqrt(), torch.ones_like(ab), torch.zeros_like(ab)
     if kind == "epsilon":
         return (1 / s, -n / s), (zero, one)
@@ -183,7 +182,8 @@ def _ddim(ab: Tensor, to: Tensor, eta: float) -> Weights:
 def _ddpm(ab: Tensor, to: Tensor, t: Tensor, variance: str) -> Weights:
     if variance not in _VARIANCES:
         raise ValueError(
-            f"noise of a fixed size is needed, one of {', '.join(_VARIANCES)}; got {variance!r}"
+            f"the scheduler's variance must be one of {', '.join(_VARIANCES)}, which have a fixed "
+            f"size; got {variance!r}"
         )
     al = ab / to
     small = ((1 - to) / (1 - ab) * (1 - al)).clamp_min(1e-20)
@@ -204,13 +204,14 @@ def _clip(scheduler: Any) -> Clip | None:
         return threshold
     if not config.clip_sample:
         return None
-    most = float(config.clip_sample_range)
-    return _Clamp(most)
+    return _Clamp(float(config.clip_sample_range))
 
 
 @dataclass(frozen=True)
 class _Clamp:
-    most: float
+    """Clipping to an interval around 0; unlike a lambda it can be copied and pickled."""
+
+    limit: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        return x.clamp(-self.most, self.most)
+        return x.clamp(-self.limit, self.limit)

@@ -1,65 +1,77 @@
-"""Denoisers: trained to tell noise from image, then sampled from and inverted as equilibria."""
+"""Denoisers: trained to predict noise, then sampled from and inverted as equilibria."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from deq_zoo.checks import check_fields
 from deq_zoo.data_dir import data_folder
-from deq_zoo.diffusion import data as sets
-from deq_zoo.diffusion.chain import ParallelChain
-from deq_zoo.diffusion.chain_task import ChainTask
-from deq_zoo.diffusion.convert import from_ddpm
+from deq_zoo.diffusion import splits
+from deq_zoo.diffusion.convert import averaged, from_authors, pick_state, to_authors
+from deq_zoo.diffusion.data import CELEBA_BOX, Images
 from deq_zoo.diffusion.model import CIFAR10, Denoiser, UNetConfig
-from deq_zoo.diffusion.options import ChainConfig, InversionConfig
+from deq_zoo.diffusion.options import ChainConfig, InversionConfig, Sampling
+from deq_zoo.diffusion.plan import ChainPlan, Kind, draw_noise, step_noise
+from deq_zoo.diffusion.prediction import predict_files
+from deq_zoo.diffusion.samples import sample_images
 from deq_zoo.errors import DataError, ZooError
+from deq_zoo.predictions import Failure, OutFolder, Prediction
 from deq_zoo.record import SolverRecord
 from deq_zoo.task import (
+    WHOLE,
+    Converted,
     Evaluation,
     Loss,
     Picture,
     Score,
     Shard,
+    Split,
+    Task,
+    Weights,
     batch_indices,
     generator,
     steps_in_epoch,
 )
 from torchdeq import DEQConfig
 
-_SHAPES = {"digits": (14, 1), "cifar10": (32, 3)}  # sides and channels of what is not resized
-_SHOWN_IMAGES, _SHOWN_STEPS, _SHOWN_CHAIN = 8, 20, 50  # what a picture may take at most
+_SHAPES = {"digits": (14, 1), "cifar10": (32, 3)}  # sides and channels of data of one size
+_EVAL_CHAIN = 50  # steps of the chain that every evaluation solves, at most
+_NO_LIMIT = 10**9
 
 
 @dataclass(frozen=True)
-class Denoise(ChainTask):
-    """Predict the noise in an image; judged on held-out images, sampled and inverted in parallel.
+class Denoise(Task):
+    """Predict the noise in an image; the chain of the denoiser is sampled and inverted in parallel.
 
     Args:
         net: the shape of the network.
         deq: options of the equilibrium, for sampling and inversion.
-        chain: the chain that is solved.
-        inversion: how images are inverted.
+        chain: the chain of sampling steps.
+        inversion: the inversion of images.
         data: digits (embedded), blobs (for tests), cifar10, celeba or folder (from `data_dir`).
         data_dir: folder with the data set's files.
+        val_images: training images held out to choose the best checkpoint by; validation images of
+            the data set itself are preferred. 0 uses none, and the last checkpoint counts. None
+            uses the two sets of earlier versions, without validation.
         batch: images per step.
         flip: whether training images are mirrored at random.
-        decay: of the weights' running average.
+        decay: of the running average of the weights.
         noise_levels: timesteps of training.
-        prediction: what the network tells: the noise, or noise and image turned by the noise level,
-            which small networks learn sooner.
-        eval_images: held-out images to judge by; 0 takes all.
-        previews: images sampled when the model is judged.
+        prediction: the output of the network: the noise, or v, a mixture of noise and image by the
+            noise level, which small networks learn sooner.
+        eval_images: images of a split on which an evaluation computes the loss; 0 takes all.
+        previews: images that every evaluation samples, by a chain of at most 50 steps.
         limit: use only so many training images; 0 uses all.
     """
 
-    score: ClassVar[Score] = Score("val_loss", higher_is_better=False)
+    score: ClassVar[Score] = Score("loss", higher_is_better=False)
 
     net: UNetConfig = CIFAR10
     deq: DEQConfig = field(default_factory=DEQConfig)
@@ -67,11 +79,12 @@ class Denoise(ChainTask):
     inversion: InversionConfig = field(default_factory=InversionConfig)
     data: Literal["digits", "blobs", "cifar10", "celeba", "folder"] = "cifar10"
     data_dir: str | None = None
+    val_images: int | None = None
     batch: int = 128
     flip: bool = False
     decay: float = 0.9999
     noise_levels: int = 1000
-    prediction: Literal["epsilon", "v_prediction"] = "epsilon"
+    prediction: Kind = "epsilon"
     eval_images: int = 500
     previews: int = 4
     limit: int = 0
@@ -79,22 +92,27 @@ class Denoise(ChainTask):
     def __post_init__(self) -> None:
         check_fields(self, 1, "batch", "noise_levels")
         check_fields(self, 0, "limit", "eval_images", "previews")
-        if self.chain.steps > self.noise_levels:
-            raise ValueError(
-                f"a chain has at most noise_levels={self.noise_levels} steps, got "
-                f"{self.chain.steps}"
-            )
+        if self.val_images is not None:
+            check_fields(self, 0, "val_images")
+        _ = self.plan  # checks how its options fit together
+        super().__post_init__()
 
     @cached_property
-    def train_set(self) -> sets.Images:
-        return self._open("train")
+    def plan(self) -> ChainPlan:
+        """Return the options for using the denoiser."""
+        return ChainPlan(self.deq, self.chain, self.inversion, self.noise_levels, self.prediction)
+
+    @property
+    def uses(self) -> frozenset[str]:
+        return self.plan.uses
+
+    @property
+    def costly_batches(self) -> bool:
+        return self.data in ("celeba", "folder")
 
     @cached_property
-    def held_out(self) -> sets.Images:
-        return self._open("val")
-
-    def _open(self, split: str) -> sets.Images:
-        size, channels = self.net.size, self.net.channels
+    def _splits(self) -> splits.Splits:
+        size, channels, n = self.net.size, self.net.channels, self.val_images
         fixed = _SHAPES.get(self.data, (size, channels))
         if fixed != (size, channels):
             raise DataError(
@@ -102,17 +120,37 @@ class Denoise(ChainTask):
                 f"{size} and {channels}: set both"
             )
         if self.data == "blobs":
-            return sets.blobs(split, size, channels)
+            return splits.blobs(size, channels, n)
         if self.data == "digits":
-            return sets.digits(split)
+            return splits.digits(n)
         root = data_folder(self.data_dir, self.data)
         if self.data == "cifar10":
-            return sets.cifar10(root, split)
-        box = sets.CELEBA_BOX if self.data == "celeba" else None
-        return sets.folder(root, split, size, channels, box)
+            return splits.cifar10(root, n)
+        return splits.folder(root, size, channels, self._box, n)
 
-    def build(self) -> nn.Module:
-        return Denoiser(self.net, self.decay)
+    @property
+    def _box(self) -> tuple[int, ...] | None:
+        return CELEBA_BOX if self.data == "celeba" else None
+
+    @property
+    def train_set(self) -> Images:
+        return self._splits.train
+
+    @property
+    def val_set(self) -> Images | None:
+        return self._splits.val
+
+    @property
+    def test_set(self) -> Images:
+        return self._splits.test
+
+    def facts(self) -> dict[str, Any]:
+        if self.data == "digits":
+            return {"ground": "dark"}
+        return {} if self._box is None else {"box": list(self._box)}
+
+    def build(self, facts: Mapping[str, Any] | None = None) -> Denoiser:
+        return Denoiser(self.net, self.decay, self.plan)
 
     @cached_property
     def _train_size(self) -> int:
@@ -123,7 +161,9 @@ class Denoise(ChainTask):
     def steps_per_epoch(self) -> int:
         return steps_in_epoch(self._train_size, self.batch, drop_last=True)
 
-    def train_batch(self, step: int, seed: int, shard: Shard) -> tuple[Tensor, Tensor, Tensor]:
+    def train_batch(
+        self, step: int, seed: int, shard: Shard = WHOLE
+    ) -> tuple[Tensor, Tensor, Tensor]:
         rows = batch_indices(self._train_size, self.batch, step, seed, drop_last=True)
         if len(rows) < shard.world:
             raise ZooError(
@@ -140,144 +180,102 @@ class Denoise(ChainTask):
         return x, t[mine], noise[mine]
 
     def _noise(self, n: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Timesteps in pairs from both ends, and noise."""
+        """Return timesteps in pairs that add up to the last one, and noise."""
         half = torch.randint(self.noise_levels, (-(-n // 2),), generator=rng)
         t = torch.cat((half, self.noise_levels - 1 - half))[:n]
         shape = (n, self.net.channels, self.net.size, self.net.size)
         return t, torch.randn(shape, generator=rng)
 
-    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor, Tensor], carry: Any) -> Loss:
+    def loss(self, model: Any, batch: tuple[Tensor, Tensor, Tensor], carry: Any) -> Loss:
         return Loss(self._errors(model, *batch).mean())
 
-    def _errors(self, model: nn.Module, x: Tensor, t: Tensor, noise: Tensor) -> Tensor:
-        """(n,) mean squared error of what the network tells of each noisy image."""
-        told = model(self.scheduler.add_noise(x, noise, t), t)
+    def _errors(self, model: Any, x: Tensor, t: Tensor, noise: Tensor) -> Tensor:
+        """Return (n,) mean squared errors of the predictions for noisy images."""
+        scheduler = self.plan.scheduler
+        predicted = model(scheduler.add_noise(x, noise, t), t).prediction
         velocity = self.prediction == "v_prediction"
-        target = self.scheduler.get_velocity(x, noise, t) if velocity else noise
-        errors: Tensor = (told - target).square().mean(dim=(1, 2, 3))
+        target = scheduler.get_velocity(x, noise, t) if velocity else noise
+        errors: Tensor = (predicted - target).square().mean(dim=(1, 2, 3))
         return errors
 
-    def after_step(self, model: nn.Module) -> None:
-        model.update_average()  # type: ignore[operator]
+    def after_step(self, model: Any) -> None:
+        model.update_average()
 
-    def evaluate(self, model: nn.Module, device: torch.device, thorough: bool) -> Evaluation:
-        record, n = SolverRecord(), len(self.held_out)
-        rows = torch.arange(min(n, self.eval_images or n))
-        t, noise = self._noise(len(rows), generator("judge"))
+    def evaluate(self, model: Any, split: Split, thorough: bool = False) -> Evaluation:
+        record, images = SolverRecord(), self.test_set if split == "test" else self.val_set
+        assert images is not None, "the training loop asks for no score without validation data"
+        metrics = {"loss": self._mean_loss(model, images)}
+        if self.previews:
+            metrics["chain_error"] = self._chain_error(model, record)
+        if thorough and self.inversion.images:
+            metrics |= self._inversion_errors(model, images)
+        return Evaluation(metrics, record)
+
+    def _mean_loss(self, model: Any, images: Images) -> float:
+        rows = torch.arange(min(len(images), self.eval_images or len(images)))
+        t, noise = self._noise(len(rows), generator("judge"))  # the key decides: do not change it
         errors = [
             self._errors(
                 model,
-                self.held_out.take(rows[part]).to(device),
-                t[part].to(device),
-                noise[part].to(device),
+                images.take(rows[part]).to(model.device),
+                t[part].to(model.device),
+                noise[part].to(model.device),
             )
             for part in torch.arange(len(rows)).split(self.batch)
         ]
-        metrics = {"val_loss": float(torch.cat(errors).mean())}
-        if self.previews:
-            metrics |= self._judge_chain(model, device, record)
-        if thorough and self.inversion.images:
-            how = self.inversion
-            judged = replace(self, inversion=replace(how, steps=min(how.steps, how.judged_steps)))
-            found = judged.invert(model, self._targets(how.images).to(device))
-            metrics |= {
-                "inversion_sse": float(found.sse.mean()),
-                "inversion_psnr": float(found.psnr.mean()),
-            }
-        return Evaluation(metrics, record)
+        return float(torch.cat(errors).mean())
 
-    def _judge_chain(
-        self, model: nn.Module, device: torch.device, record: SolverRecord
-    ) -> dict[str, float]:
-        """How far the parallel chain is from the sequential one."""
-        chain = self.make_chain(model, self.chain)
-        z0, noise = self.initial(chain, self.previews, 0, device)
-        images, stats, _ = self.solved(chain, z0, noise)
-        record.add(stats)
-        exact = chain.sequential(z0, noise)
-        return {"chain_error": float((images - exact).norm() / exact.norm())}
+    def _chain_error(self, model: Any, record: SolverRecord) -> float:
+        """Return the relative distance of the parallel samples from the sequential ones."""
+        plan = self.plan.limited(_EVAL_CHAIN, _NO_LIMIT)
+        chain = plan.make_chain(model)
+        shape = (self.previews, self.net.channels, self.net.size, self.net.size)
+        x, noise = draw_noise(chain, shape, 0, model.device)
+        trajectory = plan.solve(chain, x, noise)
+        record.add(trajectory.stats)
+        exact = chain.sequential(x, noise)
+        return float((trajectory.image - exact).norm() / exact.norm())
 
-    def _targets(self, n: int) -> Tensor:
-        return self.held_out.take(torch.arange(min(n, len(self.held_out))))
+    def _inversion_errors(self, model: Any, images: Images) -> dict[str, float]:
+        plan = self.plan.limited(_NO_LIMIT, self.inversion.eval_steps)
+        chain = plan.make_chain(model)
+        rows = torch.arange(min(self.inversion.images, len(images)))
+        targets = images.take(rows).to(model.device)
+        inversion = plan.invert(chain, targets, step_noise(chain, targets))
+        return {
+            "inversion_sse": float(inversion.sse.mean()),
+            "inversion_psnr": float(inversion.psnr.mean()),
+        }
 
-    def pictures(self, model: nn.Module, device: torch.device) -> list[Picture]:
-        from deq_zoo.diffusion.pictures import chains, inversions, progress
+    def pictures(self, model: Any) -> list[Picture]:
+        from deq_zoo.diffusion.pictures import draw_pictures
 
-        shown = self._shown()
-        chain = shown.make_chain(model, shown.chain)
-        z0, noise = shown.initial(chain, min(16, 4 * max(1, self.previews)), 1, device)
-        with torch.no_grad():
-            images, _, work = shown.solved(chain, z0, noise)
-            exact = chain.sequential(z0, noise)
-        made = [
-            chains(exact.cpu(), images.cpu(), len(chain), work),
-            progress(*self._rounds(chain, z0[:4], noise if noise is None else noise[:4])),
-        ]
-        if shown.inversion.images:
-            targets = self._targets(shown.inversion.images)
-            made.append(inversions(targets, shown.invert(model, targets.to(device))))
-        return made
+        return draw_pictures(model, self.plan, self.test_set)
 
-    def _shown(self) -> Denoise:
-        """The task with no more work than a look is worth: reports are made on the CPU."""
-        how, steps = self.inversion, min(self.chain.steps, _SHOWN_CHAIN)
-        images, adam = min(how.images, _SHOWN_IMAGES), min(how.steps, _SHOWN_STEPS)
-        return replace(
-            self,
-            chain=replace(self.chain, steps=steps),
-            inversion=replace(how, images=images, steps=adam),
-        )
+    def pick_state(self, content: Any) -> Weights | None:
+        """Return the weights in the authors' training checkpoint; see `convert.pick_state`."""
+        return pick_state(content)
 
-    def _rounds(
-        self, chain: ParallelChain, z0: Tensor, noise: Tensor | None
-    ) -> tuple[list[int], Tensor]:
-        """What the last state looks like after some rounds."""
-        seen: list[Tensor] = []
-        with torch.no_grad():
-            Z = z0[:, None].expand(-1, len(chain), -1, -1, -1)
-            rounds = [1, 2, 4, 6, 8, 12, 16]
-            for k in range(1, rounds[-1] + 1):
-                Z = chain(Z, z0, noise)
-                if k in rounds:
-                    seen.append(Z[:, -1].cpu())
-        return rounds, torch.stack(seen)
-
-    def convert(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A UNet of the old DDPM format or of diffusers, as network and as average."""
-        made = from_ddpm(state)
+    def from_authors(self, state: Weights) -> Converted:
+        """Return a denoiser of the authors, or of diffusers, as network and as average."""
+        weights = from_authors(state)
         own = self.build().state_dict()
-        held = {name: value for name, value in own.items() if name.endswith("n_averaged")}
+        made = {name: value for name, value in own.items() if name.endswith("n_averaged")}
         for prefix in ("unet.", "average.module."):
-            held |= {prefix + name: value for name, value in made.items()}
-        return held
+            made |= {prefix + name: value for name, value in weights.items()}
+        return Converted(made, self.facts())
+
+    def to_authors(self, state: Weights) -> dict[str, Tensor]:
+        """Return the average of the weights in the authors' format: their releases are averages."""
+        return to_authors(averaged(state))
 
     def predict(
-        self, model: nn.Module, files: Sequence[Path], out: Path | None, device: torch.device
-    ) -> list[str]:
-        """Invert images; beside `out` or the files: the reconstruction and the noise."""
-        from deq_zoo.diffusion.pictures import write_image
+        self, model: Any, paths: Sequence[Path], out: OutFolder
+    ) -> Iterator[Prediction | Failure]:
+        return predict_files(model, paths, out)
 
-        places = [(out or file.parent) / file.stem for file in files]
-        repeated = next((place for k, place in enumerate(places) if place in places[:k]), None)
-        if repeated is not None:
-            raise ZooError(
-                f"several files would be written to {repeated}-noise.pt: give files of different "
-                "names, or one after the other with an --out each"
-            )
-        box = sets.CELEBA_BOX if self.data == "celeba" else None
-        images = [sets.read_image(f, self.net.size, self.net.channels, box) for f in files]
-        found = self.invert(model, torch.stack(images).to(device))
-        lines = []
-        for k, (file, place) in enumerate(zip(files, places, strict=True)):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            write_image(place.with_name(f"{file.stem}-reconstruction.png"), found.images[k])
-            torch.save(found.noise[k].cpu(), place.with_name(f"{file.stem}-noise.pt"))
-            lines.append(
-                f"{file}: summed squared error {float(found.sse[k]):.3g}, "
-                f"PSNR {float(found.psnr[k]):.1f} dB"
-            )
-        lines.append(
-            f"{found.seconds:.1f} s, {found.work.rounds} rounds, "
-            f"{found.work.evaluations} evaluations"
-        )
-        return lines
+    def sampling(self) -> Sampling:
+        return Sampling(eta=self.chain.eta, steps=self.chain.steps, window=self.chain.window)
+
+    def sample(self, model: Any, options: Sampling, out: OutFolder) -> Iterator[Prediction]:
+        yield sample_images(model, options, out)

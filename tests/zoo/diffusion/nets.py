@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from deq_zoo.diffusion import UNetConfig, make_unet
-from deq_zoo.diffusion.convert import from_ddpm
+from deq_zoo.diffusion.convert import from_authors
 from deq_zoo.diffusion.package import diffusers
 from tests.golden import load_facts, load_tensors
 
@@ -57,13 +57,13 @@ def run_steps(
     unet: nn.Module,
     scheduler: Any,
     T: int,
-    z0: Tensor,
+    x: Tensor,
     eta: float = 0.0,
     noise: Tensor | None = None,
 ) -> Tensor:
     """Run the chain as diffusers does and return its states, (B, T, C, H, W)."""
     scheduler.set_timesteps(T)
-    z, states = z0, []
+    z, states = x, []
     for k, t in enumerate(scheduler.timesteps):
         m = unet(z, t.expand(len(z)))
         m = m if isinstance(m, Tensor) else m.sample
@@ -77,7 +77,7 @@ def run_steps(
 def load_golden() -> tuple[nn.Module, dict[str, Tensor], Any]:
     """Return the tiny network with its weights, the tensors and the manifest."""
     unet = make_unet(TINY).eval()
-    unet.load_state_dict(from_ddpm(load_tensors("deq-ddim", "weights_tiny")))
+    unet.load_state_dict(from_authors(load_tensors("deq-ddim", "weights_tiny")))
     return unet, load_tensors("deq-ddim", "io"), load_facts("deq-ddim")
 
 

@@ -23,9 +23,9 @@ def make_ddpm(**options: Any) -> Any:
     return diffusers().DDPMScheduler(**options)
 
 
-def solve_states(chain: ParallelChain, z0: Tensor, noise: Tensor | None, **options: Any) -> Tensor:
+def solve_states(chain: ParallelChain, x: Tensor, noise: Tensor | None, **options: Any) -> Tensor:
     options = {"solver": "fixed_point_iter", "stop": EXACT, "on_failure": "ignore", **options}
-    return parallel_sample(chain, z0, noise, **options).states
+    return parallel_sample(chain, x, noise, **options).states
 
 
 @pytest.mark.parametrize("spacing", ["leading", "trailing", "linspace"])
@@ -33,15 +33,15 @@ def solve_states(chain: ParallelChain, z0: Tensor, noise: Tensor | None, **optio
 @pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])
 def test_fixed_point_is_the_chain_of_the_scheduler(spacing: str, kind: str, eta: float) -> None:
     scheduler = make_scheduler(timestep_spacing=spacing, prediction_type=kind)
-    unet, z0 = make_net(), draw(2, 1, 6, 6)
+    unet, x = make_net(), draw(2, 1, 6, 6)
     chain = ParallelChain(unet, scheduler, 30, eta)
-    noise = chain.noise(z0, torch.Generator().manual_seed(1))
+    noise = chain.noise(x, torch.Generator().manual_seed(1))
     assert (noise is None) == (eta == 0)
-    expected = run_steps(unet, scheduler, 30, z0, eta, noise)
+    expected = run_steps(unet, scheduler, 30, x, eta, noise)
     for window in (0, 8):
-        result = solve_states(chain, z0, noise, window=window)
+        result = solve_states(chain, x, noise, window=window)
         assert float((result - expected).norm() / expected.norm()) < 1e-12
-    assert measure_error(chain.states(z0, noise), expected) < 1e-12
+    assert measure_error(chain.states(x, noise), expected) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ def test_fixed_point_is_the_chain_of_the_scheduler(spacing: str, kind: str, eta:
 )  # fmt: skip
 @pytest.mark.parametrize("eta", [0.0, 1.0])
 def test_steps_need_not_be_linear(options: dict[str, Any], eta: float) -> None:
-    scheduler, unet, z0 = make_scheduler(**options), make_net(), draw(3, 2, 4, 4)
+    scheduler, unet, x = make_scheduler(**options), make_net(), draw(3, 2, 4, 4)
     unet = make_net(channels=2)
     chain = ParallelChain(unet, scheduler, 12, eta)
     noise = draw(3, 12, 2, 4, 4, seed=5) if eta else None
-    expected = run_steps(unet, scheduler, 12, z0, eta, noise)
-    assert measure_error(solve_states(chain, z0, noise), expected) < 1e-11
+    expected = run_steps(unet, scheduler, 12, x, eta, noise)
+    assert measure_error(solve_states(chain, x, noise), expected) < 1e-11
 
 
 @pytest.mark.parametrize("variance", ["fixed_small", "fixed_large", "fixed_small_log"])
@@ -90,11 +90,11 @@ def test_float32_is_as_near_to_the_chain_as_rounding_allows(
     spacing: str, kind: str, eta: float
 ) -> None:
     scheduler = make_scheduler(exact=False, timestep_spacing=spacing, prediction_type=kind)
-    unet, z0 = make_net(torch.float32), draw(2, 1, 8, 8, dtype=torch.float32)
+    unet, x = make_net(torch.float32), draw(2, 1, 8, 8, dtype=torch.float32)
     chain = ParallelChain(unet, scheduler, 50, eta)
-    noise = chain.noise(z0, torch.Generator().manual_seed(1))
-    expected = run_steps(unet, scheduler, 50, z0, eta, noise)
-    result = solve_states(chain, z0, noise, stop=StopRule(60, 1e-7, "rel"))
+    noise = chain.noise(x, torch.Generator().manual_seed(1))
+    expected = run_steps(unet, scheduler, 50, x, eta, noise)
+    result = solve_states(chain, x, noise, stop=StopRule(60, 1e-7, "rel"))
     assert float((result - expected).norm() / expected.norm()) < 1e-6
     assert measure_error(result, expected) < 1e-5
 
@@ -102,32 +102,32 @@ def test_float32_is_as_near_to_the_chain_as_rounding_allows(
 @pytest.mark.parametrize("name", [name for name in SOLVERS if name != "simple_fixed_point_iter"])
 @pytest.mark.parametrize("scope", ["trajectory", "timestep"])
 def test_every_solver_finds_it(name: str, scope: Any) -> None:
-    unet, z0 = make_net(), draw(2, 1, 4, 4)
+    unet, x = make_net(), draw(2, 1, 4, 4)
     chain = ParallelChain(unet, make_scheduler(), 5, scope=scope)
-    expected = run_steps(unet, make_scheduler(), 5, z0)
+    expected = run_steps(unet, make_scheduler(), 5, x)
     stop = StopRule(200, 1e-7, "rel")
-    assert measure_error(solve_states(chain, z0, None, solver=name, stop=stop), expected) < 1e-4
+    assert measure_error(solve_states(chain, x, None, solver=name, stop=stop), expected) < 1e-4
 
 
 def test_plain_iteration_makes_one_more_state_exact_each_time() -> None:
-    unet, z0 = make_net(), draw(1, 1, 4, 4)
+    unet, x = make_net(), draw(1, 1, 4, 4)
     chain = ParallelChain(unet, make_scheduler(), 9)
-    expected, Z = chain.states(z0), z0[:, None].expand(1, 9, 1, 4, 4)
+    expected, Z = chain.states(x), x[:, None].expand(1, 9, 1, 4, 4)
     with torch.no_grad():
         for k in range(1, 10):
-            Z = chain(Z, z0)
+            Z = chain(Z, x)
             assert measure_error(Z[:, :k], expected[:, :k]) < 1e-13
 
 
 def test_a_window_evaluates_less_and_never_more_rounds_than_steps() -> None:
-    unet, z0 = make_net(), draw(2, 1, 4, 4)
+    unet, x = make_net(), draw(2, 1, 4, 4)
     chain = ParallelChain(unet, make_scheduler(), 40)
-    whole = parallel_sample(chain, z0, solver="fixed_point_iter", stop=EXACT, on_failure="ignore")
-    slid = parallel_sample(chain, z0, solver="fixed_point_iter", stop=EXACT, window=10)
+    whole = parallel_sample(chain, x, solver="fixed_point_iter", stop=EXACT, on_failure="ignore")
+    slid = parallel_sample(chain, x, solver="fixed_point_iter", stop=EXACT, window=10)
     assert slid.work.rounds <= 40
     assert slid.work.evaluations < whole.work.evaluations
     assert slid.stats.converged.all()
-    one = parallel_sample(chain, z0, solver="fixed_point_iter", stop=EXACT, window=1)
+    one = parallel_sample(chain, x, solver="fixed_point_iter", stop=EXACT, window=1)
     assert one.work.rounds == 40  # the sequential chain
     assert one.work.evaluations == 80
 
@@ -151,21 +151,21 @@ class Broken(nn.Module):
 
 
 @pytest.mark.parametrize("solver", ["fixed_point_iter", "anderson"])
-def test_a_window_tells_which_chains_are_not_finite(solver: str) -> None:
-    chain, z0 = ParallelChain(Broken().eval(), make_scheduler(), 20), draw(3, 1, 4, 4)
-    z0[1] += 50
+def test_a_window_reports_which_chains_are_not_finite(solver: str) -> None:
+    chain, x = ParallelChain(Broken().eval(), make_scheduler(), 20), draw(3, 1, 4, 4)
+    x[1] += 50
     options: Any = {"window": 5, "solver": solver, "stop": StopRule(400, 1e-9, "rel")}
-    result = parallel_sample(chain, z0, **options, on_failure="ignore")
+    result = parallel_sample(chain, x, **options, on_failure="ignore")
     codes = [Status.CONVERGED, Status.NONFINITE, Status.CONVERGED]
     assert result.stats.status.tolist() == codes
     assert result.stats["rel_lowest"][1] == torch.inf
     good = torch.tensor([0, 2])
-    assert measure_error(result.states[good], chain.states(z0[good])) < 1e-8
-    alone = parallel_sample(chain, z0[1:2], **options, on_failure="ignore")
+    assert measure_error(result.states[good], chain.states(x[good])) < 1e-8
+    alone = parallel_sample(chain, x[1:2], **options, on_failure="ignore")
     assert alone.stats.status.tolist() == [Status.NONFINITE]
     assert alone.work.rounds < result.work.rounds  # nothing left to solve
     with pytest.raises(ConvergenceError, match="NONFINITE"):
-        parallel_sample(chain, z0, **options, on_failure="raise")
+        parallel_sample(chain, x, **options, on_failure="raise")
 
 
 def test_an_empty_batch_passes_a_window() -> None:
@@ -181,24 +181,24 @@ def test_unknown_failure_policies_are_refused(window: int) -> None:
 
 
 def test_images_do_not_depend_on_each_other() -> None:
-    unet, z0 = make_net(), draw(3, 1, 4, 4)
+    unet, x = make_net(), draw(3, 1, 4, 4)
     chain = ParallelChain(unet, make_scheduler(), 20, 1.0)
-    noise = chain.noise(z0, torch.Generator().manual_seed(3))
+    noise = chain.noise(x, torch.Generator().manual_seed(3))
     assert noise is not None
     stop = StopRule(60, 1e-6, "rel")
-    together = parallel_sample(chain, z0, noise, solver="anderson", stop=stop)
+    together = parallel_sample(chain, x, noise, solver="anderson", stop=stop)
     for k in range(3):
-        alone = parallel_sample(chain, z0[k : k + 1], noise[k : k + 1], stop=stop)
+        alone = parallel_sample(chain, x[k : k + 1], noise[k : k + 1], stop=stop)
         assert measure_error(alone.states, together.states[k : k + 1]) < 1e-10
         assert int(alone.stats.nstep) == int(together.stats.nstep[k])
 
 
 def test_chunks_change_nothing_and_bound_the_batch() -> None:
-    unet, z0 = make_net(), draw(3, 1, 4, 4)
-    expected = solve_states(ParallelChain(unet, make_scheduler(), 10, chunk=1000), z0, None)
+    unet, x = make_net(), draw(3, 1, 4, 4)
+    expected = solve_states(ParallelChain(unet, make_scheduler(), 10, chunk=1000), x, None)
     unet.calls.clear()
     chain = ParallelChain(unet, make_scheduler(), 10, chunk=7)
-    assert measure_error(solve_states(chain, z0, None), expected) < 1e-13
+    assert measure_error(solve_states(chain, x, None), expected) < 1e-13
     assert max(unet.calls) == 7
 
 
@@ -233,8 +233,8 @@ def test_empty_batch_one_step_and_strided_noise() -> None:
     chain = ParallelChain(make_net(), make_scheduler(), 5)
     assert parallel_sample(chain, draw(0, 1, 4, 4)).image.shape == (0, 1, 4, 4)
     single = ParallelChain(make_net(), make_scheduler(), 1)
-    z0 = draw(2, 1, 4, 4)
-    assert measure_error(parallel_sample(single, z0).image, single.sequential(z0)) < 1e-12
+    x = draw(2, 1, 4, 4)
+    assert measure_error(parallel_sample(single, x).image, single.sequential(x)) < 1e-12
     strided = draw(2, 4, 4, 1).permute(0, 3, 1, 2)
     got = parallel_sample(chain, strided, stop=EXACT, on_failure="ignore").image
     assert measure_error(got, chain.sequential(strided)) < 1e-10
@@ -243,24 +243,24 @@ def test_empty_batch_one_step_and_strided_noise() -> None:
 def test_bfloat16_keeps_its_dtype_and_stays_finite() -> None:
     unet = make_net(torch.bfloat16)
     chain = ParallelChain(unet, make_scheduler(exact=False), 10)
-    z0 = draw(2, 1, 4, 4, dtype=torch.float32).bfloat16()
-    result = parallel_sample(chain, z0, stop=StopRule(20, 1e-2, "rel"), on_failure="ignore")
+    x = draw(2, 1, 4, 4, dtype=torch.float32).bfloat16()
+    result = parallel_sample(chain, x, stop=StopRule(20, 1e-2, "rel"), on_failure="ignore")
     assert result.image.dtype == torch.bfloat16
     assert result.image.isfinite().all()
 
 
 def test_nothing_of_the_callers_is_changed() -> None:
-    scheduler, unet, z0 = make_scheduler(), make_net(), draw(2, 1, 4, 4)
-    before = copy.deepcopy(scheduler.__dict__), z0.clone()
+    scheduler, unet, x = make_scheduler(), make_net(), draw(2, 1, 4, 4)
+    before = copy.deepcopy(scheduler.__dict__), x.clone()
     start = draw(2, 10, 1, 4, 4)
     kept = start.clone()
     chain = ParallelChain(unet, scheduler, 10)
-    parallel_sample(chain, z0, start=start, window=4, solver="fixed_point_iter")
+    parallel_sample(chain, x, z0=start, window=4, solver="fixed_point_iter")
     assert torch.equal(start, kept)
-    assert torch.equal(z0, before[1])
+    assert torch.equal(x, before[1])
     assert scheduler.num_inference_steps == before[0]["num_inference_steps"]
     twin = copy.deepcopy(chain)
-    assert torch.equal(twin.sequential(z0), chain.sequential(z0))
+    assert torch.equal(twin.sequential(x), chain.sequential(x))
 
 
 def test_progress_is_reported_every_round() -> None:
@@ -310,21 +310,21 @@ def test_other_schedulers_are_refused() -> None:
         ParallelChain(make_net(), diffusers().EulerDiscreteScheduler(), 10)
 
 
-def test_wrong_noise_and_restless_networks_are_refused() -> None:
-    z0 = draw(2, 1, 4, 4)
+def test_wrong_noise_and_networks_in_training_mode_are_refused() -> None:
+    x = draw(2, 1, 4, 4)
     noisy = ParallelChain(make_net(), make_scheduler(), 10, 1.0)
     with pytest.raises(ValueError, match="adds noise"):
-        parallel_sample(noisy, z0)
+        parallel_sample(noisy, x)
     with pytest.raises(ValueError, match="noise must be"):
-        parallel_sample(noisy, z0, draw(2, 9, 1, 4, 4))
-    with pytest.raises(ValueError, match="start must be"):
-        parallel_sample(ParallelChain(make_net(), make_scheduler(), 10), z0, start=z0)
+        parallel_sample(noisy, x, draw(2, 9, 1, 4, 4))
+    with pytest.raises(ValueError, match="z0 must be"):
+        parallel_sample(ParallelChain(make_net(), make_scheduler(), 10), x, z0=x)
     with pytest.raises(ValueError, match=r"\(B, C, H, W\)"):
-        parallel_sample(ParallelChain(make_net(), make_scheduler(), 10), z0[0])
+        parallel_sample(ParallelChain(make_net(), make_scheduler(), 10), x[0])
     with pytest.raises(ValueError, match="drop noise"):
-        parallel_sample(ParallelChain(make_net(), make_scheduler(), 10), z0, draw(2, 10, 1, 4, 4))
+        parallel_sample(ParallelChain(make_net(), make_scheduler(), 10), x, draw(2, 10, 1, 4, 4))
     partly = make_net()
     partly.second.train()
     for restless in (make_net().train(), partly):
         with pytest.raises(ValueError, match=r"unet\.eval"):
-            parallel_sample(ParallelChain(restless, make_scheduler(), 10), z0)
+            parallel_sample(ParallelChain(restless, make_scheduler(), 10), x)

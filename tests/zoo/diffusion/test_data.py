@@ -4,28 +4,70 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
 from deq_zoo.diffusion import data as sets
+from deq_zoo.diffusion import splits
 from deq_zoo.diffusion.model import DIGITS
 from deq_zoo.diffusion.task import Denoise
 from deq_zoo.errors import DataError
+from deq_zoo.images.mnist import digits_table, mnist_digits
+from deq_zoo.task import generator
 from tests.zoo.diffusion.nets import write_picture
 
 
-def test_digits_are_split_once_and_for_all() -> None:
-    train, validation = sets.digits("train"), sets.digits("val")
-    assert (len(train), len(validation)) == (4500, 500)
-    x = train.take(torch.arange(5))
+def contents(images: Any) -> set[bytes]:
+    return {image.numpy().tobytes() for image in images.take(torch.arange(len(images)))}
+
+
+def test_digits_have_three_disjoint_sets_in_random_order() -> None:
+    data = splits.digits(val_images=400)
+    assert data.val is not None
+    assert (len(data.train), len(data.val), len(data.test)) == (3600, 400, 1000)
+    x = data.train.take(torch.arange(5))
     assert x.shape == (5, 1, DIGITS.size, DIGITS.size)
-    assert float(x.min()) == -1.0
-    assert float(x.max()) <= 1.0
-    rows = {row.numpy().tobytes() for row in validation.take(torch.arange(500))}
-    assert not any(row.numpy().tobytes() in rows for row in train.take(torch.arange(4500)))
+    assert (float(x.min()), float(x.max()) <= 1) == (-1.0, True)
+    train, val, test = (contents(images) for images in (data.train, data.val, data.test))
+    assert len(train | val | test) == len(train) + len(val) + len(test)
+    rows = mnist_digits("test")
+    small = F.avg_pool2d(rows.pixels.float(), 2).round()
+    first = sets.to_bytes(data.test.take(torch.arange(20)))
+    matches = [(small == each).flatten(1).all(1).nonzero()[0, 0] for each in first]
+    assert len({int(rows.labels[k]) for k in matches}) > 3  # not one class only
+
+
+def test_earlier_runs_keep_their_digits() -> None:
+    """Draw the two sets of earlier versions again as those did."""
+    data = splits.digits(val_images=None)
+    assert data.val is None
+    small = F.avg_pool2d(
+        torch.from_numpy(digits_table()[:, :-1]).float().view(-1, 1, 28, 28), 2
+    ).round()
+    order = torch.randperm(5000, generator=generator("digits"))
+    for images, rows in ((data.train, order[:4500]), (data.test, order[4500:])):
+        assert torch.equal(
+            sets.to_bytes(images.take(torch.arange(len(images)))).float(), small[rows]
+        )
+
+
+def test_discs_have_three_sets_and_earlier_runs_two() -> None:
+    data = splits.blobs(8, 1, val_images=16)
+    assert data.val is not None
+    assert (len(data.train), len(data.val), len(data.test)) == (48, 16, 64)
+    earlier = splits.blobs(8, 1, val_images=None)
+    assert (len(earlier.train), earlier.val, len(earlier.test)) == (64, None, 64)
+    whole = [*contents(data.train), *contents(data.val)]
+    assert set(whole) == contents(earlier.train)
+    none = splits.blobs(8, 1, val_images=0)
+    assert (len(none.train), none.val) == (64, None)
+    with pytest.raises(DataError, match=r"64 of 64 .* lower val_images"):
+        splits.blobs(8, 1, val_images=64)
 
 
 def test_bytes_and_floats() -> None:
@@ -34,26 +76,66 @@ def test_bytes_and_floats() -> None:
     assert sets.to_bytes(torch.tensor([-3.0, 3.0])).tolist() == [0, 255]
 
 
-def test_folders_of_images(tmp_path: Path) -> None:
+def names(images: Any) -> set[str]:
+    return {path.name for path in images.paths}
+
+
+def open_folder(root: Path, val_images: int | None) -> splits.Splits:
+    return splits.folder(root, 8, 3, None, val_images)
+
+
+def test_a_folder_without_parts_is_split_at_random(tmp_path: Path) -> None:
     for k in range(40):
         write_picture(tmp_path / f"{k:02}.png", level=k)
-    train, validation = (sets.folder(tmp_path, split, 8, 3) for split in ("train", "val"))
-    assert (len(train), len(validation)) == (38, 2)
-    assert train.take(torch.tensor([0])).shape == (1, 3, 8, 8)
-    assert float(train.take(torch.tensor([0]))[0, 2].min()) == 1.0
-    grey = sets.read_image(tmp_path / "00.png", 8, 1)
-    assert grey.shape == (1, 8, 8)
-    write_picture(tmp_path / "new" / "train" / "a.png")
-    write_picture(tmp_path / "new" / "val" / "b.png")
-    assert len(sets.folder(tmp_path / "new", "train", 8, 3)) == 1
+    earlier = open_folder(tmp_path, None)
+    assert (len(earlier.train), earlier.val) == (38, None)
+    assert names(earlier.test) == {"00.png", "20.png"}
+    data = open_folder(tmp_path, 5)
+    assert data.val is not None
+    assert (len(data.train), len(data.val), len(data.test)) == (33, 5, 2)
+    assert names(data.test) == names(earlier.test)
+    assert names(data.train) | names(data.val) == names(earlier.train)
+    assert names(data.val) != {f"{k:02}.png" for k in range(1, 6)}
+    assert data.train.take(torch.tensor([0])).shape == (1, 3, 8, 8)
+    assert float(data.train.take(torch.tensor([0]))[0, 2].min()) == 1.0
+    assert sets.read_image(tmp_path / "00.png", 8, 1).shape == (1, 8, 8)
+
+
+def test_a_folder_may_have_parts_of_its_own(tmp_path: Path) -> None:
+    for name in ("train/a.png", "train/b.png", "val/c.png"):
+        write_picture(tmp_path / name)
+    two = open_folder(tmp_path, 1)  # validation images come from train/, val/ is the test set
+    assert two.val is not None
+    assert names(two.train) | names(two.val) == {"a.png", "b.png"}
+    assert (len(two.train), names(two.test)) == (1, {"c.png"})
+    write_picture(tmp_path / "test" / "d.png")
+    three = open_folder(tmp_path, 1)
+    assert [names(each) for each in (three.train, three.val, three.test)] == [
+        {"a.png", "b.png"}, {"c.png"}, {"d.png"},
+    ]  # fmt: skip
+    assert open_folder(tmp_path, 0).val is None
+    assert names(open_folder(tmp_path, None).test) == {"c.png"}  # as in earlier versions
+
+
+def test_celeba_is_split_by_its_partition(tmp_path: Path) -> None:
+    for k in range(4):
+        write_picture(tmp_path / "images" / f"{k}.png")
+    (tmp_path / "list_eval_partition.txt").write_text("0.png 0\n1.png 1\n2.png 2\n3.png 0\n")
+    data = open_folder(tmp_path, 1)
+    assert [names(each) for each in (data.train, data.val, data.test)] == [
+        {"0.png", "3.png"}, {"1.png"}, {"2.png"},
+    ]  # fmt: skip
+
+
+def test_folders_that_lack_images_are_errors(tmp_path: Path) -> None:
     write_picture(tmp_path / "half" / "train" / "a.png")
-    for split in ("train", "val"):
-        with pytest.raises(DataError, match="has train/ but no val/: add it, or put all"):
-            sets.folder(tmp_path / "half", split, 8, 3)
-    (tmp_path / "list_eval_partition.txt").write_text("00.png 0\n01.png 1\n02.png 2\n")
-    assert len(sets.folder(tmp_path, "train", 8, 3)) == 1
+    with pytest.raises(DataError, match=r"has train/ but no val/ or test/: add it, or put all"):
+        open_folder(tmp_path / "half", 1)
+    write_picture(tmp_path / "other" / "val" / "a.png")
+    with pytest.raises(DataError, match=r"has val/ but no train/"):
+        open_folder(tmp_path / "other", 1)
     with pytest.raises(DataError, match="put image files there"):
-        sets.folder(tmp_path / "none", "train", 8, 3)
+        open_folder(tmp_path / "none", 1)
     (tmp_path / "bad.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"bad\.png"):
         sets.read_image(tmp_path / "bad.png", 8, 3)
@@ -89,26 +171,32 @@ def test_long_pictures_are_cut_and_small_faces_refused(tmp_path: Path) -> None:
         sets.read_image(tmp_path / "face.png", 64, 3, sets.CELEBA_BOX)
 
 
-def test_cifar10_holds_out_training_images(tmp_path: Path) -> None:
-    """One training image in fifty is held out; test images are not even looked at."""
-    pixels = torch.arange(60 * 3072).remainder(251).to(torch.uint8).view(60, 3, 32, 32)
+def test_cifar10_keeps_its_test_images_for_the_test(tmp_path: Path) -> None:
+    pixels = torch.arange(72 * 3072).remainder(251).to(torch.uint8).view(72, 3, 32, 32)
     for k, part in enumerate(pixels.split(12), start=1):
         data = {b"data": part.reshape(12, -1).numpy(), b"labels": [0] * 12}
-        (tmp_path / f"data_batch_{k}").write_bytes(pickle.dumps(data))
+        name = "test_batch" if k == 6 else f"data_batch_{k}"
+        (tmp_path / name).write_bytes(pickle.dumps(data))
     other = tmp_path / "npz"
     other.mkdir()
-    archive = other / "cifar10_lossless_train.npz"
-    np.savez(archive, x=pixels.permute(0, 2, 3, 1).numpy(), y=np.zeros(60))
+    for name, part in (("train", pixels[:60]), ("test", pixels[60:])):
+        archive = other / f"cifar10_lossless_{name}.npz"
+        np.savez(archive, x=part.permute(0, 2, 3, 1).numpy(), y=np.zeros(len(part)))
     for root in (tmp_path, other):
-        train, validation = (sets.cifar10(root, split) for split in ("train", "val"))
-        assert torch.equal(sets.to_bytes(validation.take(torch.arange(2))), pixels[[0, 50]])
-        seen = sets.to_bytes(train.take(torch.arange(58)))
-        assert torch.equal(seen, torch.cat((pixels[1:50], pixels[51:])))
-        assert (len(train), len(validation)) == (58, 2)
+        parts = splits.cifar10(root, 10)
+        assert parts.val is not None
+        train, val, test = (contents(each) for each in (parts.train, parts.val, parts.test))
+        assert (len(train), len(val), len(test)) == (50, 10, 12)
+        assert train | val == contents(sets.InMemory(pixels[:60]))
+        assert test == contents(sets.InMemory(pixels[60:]))
+        earlier = splits.cifar10(root, None)
+        assert torch.equal(sets.to_bytes(earlier.test.take(torch.arange(2))), pixels[[0, 50]])
+        seen = sets.to_bytes(earlier.train.take(torch.arange(58)))
+        assert torch.equal(seen, torch.cat((pixels[1:50], pixels[51:60])))
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps({b"data": Path("x")}))
     with pytest.raises(DataError, match="no array"):
-        sets.cifar10(tmp_path, "val")
+        splits.cifar10(tmp_path, 1)
     with pytest.raises(DataError, match="cifar-10-python"):
-        sets.cifar10(tmp_path / "none", "train")
+        splits.cifar10(tmp_path / "none", 1)
     with pytest.raises(DataError, match="--data-dir"):
         _ = Denoise().train_set

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from deq_zoo.diffusion import Adjoint, ParallelChain, invert, parallel_sample
-from deq_zoo.diffusion.convert import to_ddpm
+from deq_zoo.diffusion.convert import to_authors
 from deq_zoo.diffusion.inversion import _Forward
 from tests.golden import load_tensors
 from tests.zoo.diffusion.nets import load_golden, make_scheduler, measure_error
@@ -39,7 +39,7 @@ def test_golden_network_and_its_parameters_are_reproduced() -> None:
 
 def test_golden_weights_come_back_under_their_old_names() -> None:
     unet, _, _ = load_golden()
-    given, back = load_tensors("deq-ddim", "weights_tiny"), to_ddpm(unet.state_dict())
+    given, back = load_tensors("deq-ddim", "weights_tiny"), to_authors(unet.state_dict())
     assert given.keys() == back.keys()
     assert all(torch.equal(given[key], back[key]) for key in given)
 
@@ -48,17 +48,17 @@ def test_golden_weights_come_back_under_their_old_names() -> None:
 @torch.no_grad()
 def test_golden_function_is_reproduced(name: str) -> None:
     _, io, _ = load_golden()
-    chain, z0, noise = make_chain(name), io[f"{name}.xT"], pick_noise(name)
+    chain, x, noise = make_chain(name), io[f"{name}.xT"], pick_noise(name)
     s = chain.steps
     assert s.t.tolist() == io[f"{name}.t"].tolist()
     P = s.a.cumprod(0)
     assert measure_error(P, io[f"{name}.alpha_ratio"].double()) < 1e-5
     rows = io[f"{name}.z0"]
     # The network's first input is row 0 of the state there, not the noise.
-    assert measure_error(chain.apply(rows[None, :-1], z0, noise)[0], io[f"{name}.f_z0"][1:]) < 1e-5
-    Z = z0[:, None].expand(1, 10, -1, -1, -1)
+    assert measure_error(chain.apply(rows[None, :-1], x, noise)[0], io[f"{name}.f_z0"][1:]) < 1e-5
+    Z = x[:, None].expand(1, 10, -1, -1, -1)
     for _ in range(4):
-        Z = chain(Z, z0, noise)
+        Z = chain(Z, x, noise)
     assert measure_error(Z[0], io[f"{name}.zK"][1:]) < 1e-5
 
 
@@ -67,13 +67,13 @@ def test_golden_function_is_reproduced(name: str) -> None:
 @torch.no_grad()
 def test_golden_fixed_point_is_the_sequential_chain(name: str, window: int) -> None:
     _, io, _ = load_golden()
-    chain, z0, noise = make_chain(name), io[f"{name}.xT"], pick_noise(name)
+    chain, x, noise = make_chain(name), io[f"{name}.xT"], pick_noise(name)
     result = parallel_sample(
-        chain, z0, noise, solver="fixed_point_iter", stop=PLAIN, window=window
+        chain, x, noise, solver="fixed_point_iter", stop=PLAIN, window=window
     ).states
     assert measure_error(result[0], io[f"{name}.zstar"][1:]) < 1e-4
     assert measure_error(result[0], io[f"{name}.sequential"][1:]) < 1e-5
-    assert measure_error(chain.states(z0, noise)[0], io[f"{name}.sequential"][1:]) < 1e-5
+    assert measure_error(chain.states(x, noise)[0], io[f"{name}.sequential"][1:]) < 1e-5
 
 
 def test_golden_encoder_is_reproduced() -> None:
@@ -85,14 +85,14 @@ def test_golden_encoder_is_reproduced() -> None:
 @pytest.mark.parametrize("window", [1, 4, 0])
 def test_golden_exact_gradient_is_reproduced(window: int) -> None:
     _, io, _ = load_golden()
-    z0 = io["inv.encoded"][-1:].clone().requires_grad_()
+    x = io["inv.encoded"][-1:].clone().requires_grad_()
     adjoint = Adjoint(window=window, solver="fixed_point_iter")
     result = parallel_sample(
-        make_chain("inv"), z0, solver="fixed_point_iter", stop=PLAIN, adjoint=adjoint
+        make_chain("inv"), x, solver="fixed_point_iter", stop=PLAIN, adjoint=adjoint
     )
     (result.image - io["inv.target"]).square().sum().backward()
-    assert z0.grad is not None
-    assert measure_error(z0.grad[0], io["inv.exact_grad_xT"]) < 1e-4
+    assert x.grad is not None
+    assert measure_error(x.grad[0], io["inv.exact_grad_xT"]) < 1e-4
 
 
 def test_golden_inversion_is_reproduced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,9 +108,9 @@ def test_golden_inversion_is_reproduced(monkeypatch: pytest.MonkeyPatch) -> None
         method="phantom",
         steps=7,  # the seventh solve sees the noise after six updates
         lr=0.005,
-        start=encoded,
-        states=encoded[:, None].expand(1, 10, -1, -1, -1),
-        warm=False,
+        x=encoded,
+        z0=encoded[:, None].expand(1, 10, -1, -1, -1),
+        keep_states=False,
         solver=Anderson(m=5, lam=0.0, ridge=1e-3),
         stop=StopRule(15, 1e-3),
         phantom=Phantom(tau=0.1),

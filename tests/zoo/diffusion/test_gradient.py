@@ -17,10 +17,10 @@ EXACT = StopRule(60, 1e-14, "rel")
 
 
 def sample_states(
-    chain: ParallelChain, z0: Tensor, noise: Tensor | None, adjoint: Adjoint
+    chain: ParallelChain, x: Tensor, noise: Tensor | None, adjoint: Adjoint
 ) -> Tensor:
     return parallel_sample(
-        chain, z0, noise, solver="fixed_point_iter", stop=EXACT, adjoint=adjoint,
+        chain, x, noise, solver="fixed_point_iter", stop=EXACT, adjoint=adjoint,
         on_failure="ignore",
     ).states  # fmt: skip
 
@@ -33,45 +33,45 @@ def test_gradient_is_that_of_the_sequential_chain(
 ) -> None:
     """Check a loss on every state, with respect to initial noise and noises, in chunks of 7."""
     chain = ParallelChain(make_net(), make_scheduler(**options), 8, 0.7, chunk=7)
-    z0 = draw(2, 1, 4, 4).requires_grad_()
+    x = draw(2, 1, 4, 4).requires_grad_()
     noise = draw(2, 8, 1, 4, 4, seed=1).requires_grad_()
     weights = draw(2, 8, 1, 4, 4, seed=2)
     steps: list[Tensor] = []
-    chain.sequential(z0, noise, lambda k, z: steps.append(z))
-    expected = torch.autograd.grad((torch.stack(steps, 1) * weights).sum(), (z0, noise))
+    chain.sequential(x, noise, lambda k, z: steps.append(z))
+    expected = torch.autograd.grad((torch.stack(steps, 1) * weights).sum(), (x, noise))
     adjoint = Adjoint(window=window, solver=solver, tol=1e-13, max_iter=80)
-    states = sample_states(chain, z0, noise, adjoint)
-    got = torch.autograd.grad((states * weights).sum(), (z0, noise))
+    states = sample_states(chain, x, noise, adjoint)
+    got = torch.autograd.grad((states * weights).sum(), (x, noise))
     for a, b in zip(got, expected, strict=True):
         assert measure_error(a, b) < 1e-10
 
 
 def test_gradcheck() -> None:
     chain = ParallelChain(make_net(), make_scheduler(), 4)
-    z0 = draw(1, 1, 3, 3).requires_grad_()
+    x = draw(1, 1, 3, 3).requires_grad_()
     assert torch.autograd.gradcheck(
         lambda z: sample_states(
             chain, z, None, Adjoint(window=2, solver="fixed_point_iter", tol=1e-13)
         ),
-        (z0,),
+        (x,),
     )
 
 
 def test_no_graph_without_grad_mode_and_none_for_weights() -> None:
-    unet, z0 = make_net(), draw(1, 1, 4, 4)
+    unet, x = make_net(), draw(1, 1, 4, 4)
     chain = ParallelChain(unet, make_scheduler(), 5)
-    assert not parallel_sample(chain, z0).states.requires_grad
-    assert not chain.sequential(z0).requires_grad
+    assert not parallel_sample(chain, x).states.requires_grad
+    assert not chain.sequential(x).requires_grad
     with torch.no_grad():
-        assert not parallel_sample(chain, z0.requires_grad_()).states.requires_grad
-    parallel_sample(chain, z0).image.sum().backward()
+        assert not parallel_sample(chain, x.requires_grad_()).states.requires_grad
+    parallel_sample(chain, x).image.sum().backward()
     assert all(p.grad is None for p in unet.parameters())
 
 
 def test_the_reverse_sweep_takes_a_product_for_each_step() -> None:
     chain = ParallelChain(make_net(), make_scheduler(), 6)
-    z0 = draw(2, 1, 4, 4).requires_grad_()
-    result = parallel_sample(chain, z0)
+    x = draw(2, 1, 4, 4).requires_grad_()
+    result = parallel_sample(chain, x)
     rounds, evaluations = result.work.rounds, result.work.evaluations
     result.image.sum().backward()
     assert result.work.rounds - rounds == 6
@@ -111,21 +111,23 @@ def test_inversion_ends_when_asked_or_good_enough() -> None:
         invert(chain, x, method="exact")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="steps"):
         invert(chain, x, steps=0)
-    with pytest.raises(ValueError, match="start"):
-        invert(chain, x, start=x[:1])
+    with pytest.raises(ValueError, match="x must have"):
+        invert(chain, x, x=x[:1])
     for method in METHODS:
-        with pytest.raises(ValueError, match=r"states must be .*\(2, 5, 1, 4, 4\)"):
-            invert(chain, x, method=method, states=x)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"z0 must be .*\(2, 5, 1, 4, 4\)"):
+            invert(chain, x, method=method, z0=x)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="finite"):
         invert(chain, x / 0)
 
 
-def test_a_warm_start_saves_rounds() -> None:
+def test_keeping_states_saves_rounds() -> None:
     chain = ParallelChain(make_net(), make_scheduler(), 20)
     x = draw(2, 1, 4, 4) / 3
     work = {
-        warm: invert(chain, x, steps=6, warm=warm, stop=StopRule(40, 1e-6, "rel")).work.rounds
-        for warm in (True, False)
+        keep: invert(
+            chain, x, steps=6, keep_states=keep, stop=StopRule(40, 1e-6, "rel")
+        ).work.rounds
+        for keep in (True, False)
     }
     assert work[True] < work[False]
 
