@@ -23,6 +23,7 @@ from torchdeq.registry import suggest
 _TRUSTED = {"deq_zoo", "torchdeq"}  # packages whose classes a file may name
 #: Classes under the names by which earlier versions wrote them.
 _MOVED = {
+    "deq_zoo.flow.model:FlowConfig": "deq_zoo.flow.config:FlowConfig",
     "deq_zoo.flow.schedule:LinearOneCycle": "deq_zoo.optim:LinearOneCycle",
     "deq_zoo.lm.schedule:WarmCosine": "deq_zoo.optim:WarmCosine",
     "deq_zoo.mdeq.model:MDEQConfig": "deq_zoo.mdeq.config:MDEQConfig",
