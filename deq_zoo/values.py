@@ -25,6 +25,7 @@ _log = logging.getLogger("deq_zoo")
 _TRUSTED = {"deq_zoo", "torchdeq"}  # packages whose classes a file may name
 #: Classes under the names by which earlier versions wrote them.
 _MOVED = {
+    "deq_zoo.flow.model:FlowConfig": "deq_zoo.flow.config:FlowConfig",
     "deq_zoo.flow.schedule:LinearOneCycle": "deq_zoo.optim:LinearOneCycle",
     "deq_zoo.lm.model:LMConfig": "deq_zoo.lm.config:LMConfig",
     "deq_zoo.lm.schedule:WarmCosine": "deq_zoo.optim:WarmCosine",

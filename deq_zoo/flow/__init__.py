@@ -5,16 +5,17 @@ from typing import TYPE_CHECKING
 from deq_zoo.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from deq_zoo.flow.config import SIZES, FlowConfig
     from deq_zoo.flow.consistency import consistent, warped
     from deq_zoo.flow.correlation import Correlation, correlate
-    from deq_zoo.flow.model import SIZES, DEQFlow, FlowConfig, FlowOutput, State
+    from deq_zoo.flow.model import DEQFlow, FlowPrediction, State
 
 __all__ = [
     "SIZES",
     "Correlation",
     "DEQFlow",
     "FlowConfig",
-    "FlowOutput",
+    "FlowPrediction",
     "State",
     "consistent",
     "correlate",
@@ -26,9 +27,9 @@ __getattr__ = lazy_names(
     {
         "Correlation": "correlation",
         "DEQFlow": "model",
-        "FlowConfig": "model",
-        "FlowOutput": "model",
-        "SIZES": "model",
+        "FlowConfig": "config",
+        "FlowPrediction": "model",
+        "SIZES": "config",
         "State": "model",
         "consistent": "consistency",
         "correlate": "correlation",

@@ -1,6 +1,6 @@
-"""What happens to a pair on its way into training: colours, erased boxes, scale, flips, a crop.
+"""Augmentation of training pairs: colours, erased boxes, scale, flips, a crop.
 
-Whatever is random draws from the generator it is given, and from nothing else.
+All randomness comes from the generators that callers pass.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import Tensor
 
 
 class Pair(NamedTuple):
-    """Two frames (3, H, W), the flow (2, H, W) between them and where it is known.
+    """Two frames (3, H, W), the true flow (2, H, W) between them and where it is valid.
 
-    Frames are bytes, or floats from 0 to 255 if noise was added.
+    Frames are bytes, or floats from 0 to 255 with noise.
     """
 
     image1: Tensor
@@ -30,12 +30,12 @@ class Augment:
     """The augmentations of a training set.
 
     Args:
-        crop: height and width of what comes out.
+        crop: height and width of the result.
         scale: range of the scale's logarithm to base 2.
-        flips: whether pairs are mirrored.
-        sparse: KITTI's kind of truth: pixels are moved one by one, never blended.
-        colour: whether colours change.
-        erase: chance that boxes of the second frame are painted over.
+        flips: whether to mirror pairs.
+        sparse: whether the true flow is sparse, as KITTI's: never blend its pixels.
+        colour: whether to change colours.
+        erase: chance to paint over boxes of the second frame.
     """
 
     crop: tuple[int, int]
@@ -55,7 +55,7 @@ class Augment:
         return self._crop(pair, rng)
 
     def recolour(self, pair: Pair, rng: torch.Generator) -> Pair:
-        """Other colours; of dense sets, now and then, different ones in both frames."""
+        """Return a pair in other colours; a fifth of dense pairs change differently by frame."""
         if not self.colour:
             return pair
         strength, hue = (0.3, 0.3 / 3.14) if self.sparse else (0.4, 0.5 / 3.14)
@@ -90,7 +90,7 @@ class Augment:
 
 
 def with_noise(pair: Pair, largest: float, rng: torch.Generator) -> Pair:
-    """Both frames, as floats from 0 to 255, under noise of one strength up to `largest`."""
+    """Return a pair with noise of one strength, up to `largest`, on frames as floats."""
     sigma = _uniform(0, largest, rng)
     image1, image2 = (
         (each + sigma * torch.randn(each.shape, generator=rng)).clamp(0, 255) for each in pair[:2]
@@ -99,22 +99,22 @@ def with_noise(pair: Pair, largest: float, rng: torch.Generator) -> Pair:
 
 
 def resize_dense(pair: Pair, sx: float, sy: float) -> Pair:
-    """A pair at another size; the flow grows with it."""
+    """Return a pair at another size; the flow grows with it."""
     height, width = pair.valid.shape
     size = (max(1, round(height * sy)), max(1, round(width * sx)))
     factor = torch.tensor([sx, sy], dtype=pair.flow.dtype)[:, None, None]
-    # A known pixel among unknown ones must not be blended with what stands there.
-    known = _resize(pair.valid[None].float(), size)[0]
+    # A pixel is valid if all pixels behind it are: the others hold arbitrary numbers.
+    valid = _resize(pair.valid[None].float(), size)[0]
     return Pair(
         _resize_image(pair.image1, size),
         _resize_image(pair.image2, size),
         _resize(pair.flow, size) * factor,
-        known > 0.999,
+        valid > 0.999,
     )
 
 
 def resize_sparse(pair: Pair, sx: float, sy: float) -> Pair:
-    """A pair at another size; every known flow goes to the nearest pixel, and grows."""
+    """Return a pair at another size; every valid flow goes to the nearest pixel, and grows."""
     height, width = pair.valid.shape
     size = (max(1, round(height * sy)), max(1, round(width * sx)))
     y, x = pair.valid.nonzero(as_tuple=True)
@@ -129,7 +129,7 @@ def resize_sparse(pair: Pair, sx: float, sy: float) -> Pair:
 
 
 def erase_boxes(image: Tensor, rng: torch.Generator) -> Tensor:
-    """One or two boxes of 50 to 99 pixels in the image's mean colour."""
+    """Return an image with one or two boxes of 50 to 99 pixels in its mean colour."""
     image = image.clone()
     mean = image.float().mean(dim=(1, 2)).to(image.dtype)[:, None, None]
     for _ in range(int(torch.randint(1, 3, (), generator=rng))):
@@ -142,7 +142,7 @@ def erase_boxes(image: Tensor, rng: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class Jitter:
-    """Changes of colour in a drawn order: factors of brightness, contrast, saturation; a turn."""
+    """A change of colours: factors, a turn of the hue, and the order in which they apply."""
 
     brightness: float
     contrast: float
@@ -152,13 +152,13 @@ class Jitter:
 
     @classmethod
     def draw(cls, strength: float, hue: float, rng: torch.Generator) -> Jitter:
-        """Factors within `1 ± strength`, a turn within `± hue`."""
+        """Return random factors within `1 ± strength` and a turn within `± hue`."""
         a, b, c = (_uniform(1 - strength, 1 + strength, rng) for _ in range(3))
         order = tuple(torch.randperm(4, generator=rng).tolist())
         return cls(a, b, c, _uniform(-hue, hue, rng), order)
 
     def __call__(self, image: Tensor) -> Tensor:
-        """An image (3, H, W) of bytes."""
+        """Return an image (3, H, W) of bytes in other colours."""
         x = image.float() / 255
         for kind in self.order:
             if kind == 0:
@@ -174,7 +174,7 @@ class Jitter:
 
 
 def turn_hue(x: Tensor, turns: float) -> Tensor:
-    """Colours (3, H, W) in [0, 1] with their hue turned, value and saturation kept."""
+    """Return colours (3, H, W) in [0, 1] with another hue, the same value and saturation."""
     value, least = x.amax(0), x.amin(0)
     chroma = value - least
     safe = torch.where(chroma > 0, chroma, 1)
@@ -200,14 +200,14 @@ def _flip(pair: Pair, rng: torch.Generator, vertical: bool) -> Pair:
 
 
 def mirrored(pair: Pair, axis: int) -> Pair:
-    """A pair mirrored along x (`axis` 0) or y (1)."""
+    """Return a pair mirrored along x (`axis` 0) or y (1)."""
     image1, image2, flow, valid = (each.flip(-1 - axis) for each in pair)
     flow[axis].neg_()
     return Pair(image1, image2, flow, valid)
 
 
 def _grey(x: Tensor) -> Tensor:
-    """(1, H, W): luma of colours (3, H, W)."""
+    """Return the luma (1, H, W) of colours (3, H, W)."""
     return (x * x.new_tensor([0.299, 0.587, 0.114])[:, None, None]).sum(0, keepdim=True)
 
 

@@ -1,4 +1,4 @@
-"""The official split of FlyingChairs: which of its 22,872 pairs are for validation."""
+"""The official split of FlyingChairs: the validation pairs among its 22,872."""
 
 PAIRS = 22872
 

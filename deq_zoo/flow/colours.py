@@ -7,7 +7,7 @@ from math import pi
 import torch
 from torch import Tensor
 
-from deq_zoo.flow.formats import known_flow
+from deq_zoo.flow.formats import valid_mask
 
 # Entries of each sixth of the wheel, and which channel (red, green, blue) rises or falls in it.
 _SEGMENTS = ((15, 1, True), (6, 0, False), (4, 2, True), (11, 1, False), (13, 0, True))
@@ -15,7 +15,7 @@ _LAST = (6, 2, False)
 
 
 def colour_wheel() -> Tensor:
-    """(55, 3): red, yellow, green, cyan, blue, magenta and back, from 0 to 255."""
+    """Return (55, 3): red, yellow, green, cyan, blue, magenta and back, from 0 to 255."""
     colour = torch.tensor([255.0, 0.0, 0.0])
     entries = []
     for count, channel, rises in (*_SEGMENTS, _LAST):
@@ -28,19 +28,19 @@ def colour_wheel() -> Tensor:
 
 
 def flow_to_colour(flow: Tensor, largest: float | None = None) -> Tensor:
-    """A flow (2, H, W) as an image (3, H, W) of bytes: hue is direction, saturation is length.
+    """Return a flow (2, H, W) as an image (3, H, W): hue is direction, saturation is length.
 
     Args:
-        flow: NaN, infinities and Middlebury's mark of an unknown flow are black.
-        largest: length that gets full saturation; longer flows are dark. By default the longest.
+        flow: NaN, infinities and Middlebury's mark of an unknown flow become black.
+        largest: length with full saturation, by default the longest; longer flows are dark.
     """
     if flow.dim() != 3 or flow.shape[0] != 2:
         raise ValueError(f"a flow is (2, height, width), got {tuple(flow.shape)}")
-    known = known_flow(flow)
-    u, v = torch.where(known, flow, 0).double().cpu()
+    valid = valid_mask(flow)
+    u, v = torch.where(valid, flow, 0).double().cpu()
     length = (u.square() + v.square()).sqrt()
-    most = float(length.max()) if largest is None and length.numel() else largest or 0.0
-    radius = length / (most + 1e-5)
+    longest = float(length.max()) if largest is None and length.numel() else largest or 0.0
+    radius = length / (longest + 1e-5)
     wheel = colour_wheel().double() / 255
     place = (torch.atan2(-v, -u) / pi + 1) / 2 * (len(wheel) - 1)
     low = place.floor().long()
@@ -48,5 +48,5 @@ def flow_to_colour(flow: Tensor, largest: float | None = None) -> Tensor:
     colour = torch.lerp(wheel[low], wheel[high], (place - low)[..., None])  # (H, W, 3)
     inside = 1 - radius[..., None] * (1 - colour)
     colour = torch.where(radius[..., None] <= 1, inside, 0.75 * colour)
-    colour = torch.where(known.cpu()[..., None], colour, 0)
+    colour = torch.where(valid.cpu()[..., None], colour, 0)
     return (255 * colour).floor().byte().permute(2, 0, 1)

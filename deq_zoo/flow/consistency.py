@@ -1,4 +1,4 @@
-"""What a flow and the flow back say of each other: which pixels are seen in both frames."""
+"""Forward-backward consistency of flows: which pixels both frames show."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from deq_zoo.flow.layers import pixel_grid
 
 
 def warped(image: Tensor, flow: Tensor) -> Tensor:
-    """The second frame (N, C, H, W) as seen from the first: at x + flow(x), bilinear.
+    """Return the second frame (N, C, H, W) as seen from the first: at x + flow(x), bilinear.
 
-    Outside the frame, its border is repeated.
+    Places outside the frame take the nearest pixel of its border.
     """
     if image.dim() != 4 or flow.shape != (len(image), 2, *image.shape[2:]):
         raise ValueError(
@@ -28,18 +28,18 @@ def warped(image: Tensor, flow: Tensor) -> Tensor:
 def consistent(
     forward: Tensor, backward: Tensor, share: float = 0.01, slack: float = 0.5
 ) -> Tensor:
-    r"""(N, H, W): where the flow back leads to where the flow came from (Sundaram et al., 2010).
+    r"""Return (N, H, W): where the backward flow undoes the forward flow (Sundaram et al., 2010).
 
     $$|f + b|^2 \le \mathrm{share} \, (|f|^2 + |b|^2) + \mathrm{slack}, \qquad
     b = \mathrm{backward}(x + f(x))$$
 
-    Elsewhere a pixel is hidden in the second frame, has left it, or its flow is wrong.
+    Elsewhere the second frame hides the pixel, the pixel has left the frame, or a flow is wrong.
 
     Args:
         forward: (N, 2, H, W) from the first frame to the second, in pixels.
         backward: from the second to the first.
-        share: of the squared lengths that the squared gap may have.
-        slack: squared pixels that it may have besides.
+        share: of the squared lengths, which the squared gap may have.
+        slack: squared pixels, which the squared gap may have besides.
     """
     back = warped(backward, forward)
     gap, length = ((forward + back).square().sum(1), (forward**2 + back**2).sum(1))

@@ -2,10 +2,10 @@ r"""Correlation of every place of one frame with windows of the other, at four s
 
 $$V_l[p, u] = \langle F_1[p], \mathrm{pool}^l(F_2)[u] \rangle / \sqrt{D}$$
 
-Pooling the volume and pooling the second frame's features are the same; the latter is done, once,
-so that all scales lie side by side in one matrix. A window has one fractional position for all its
-points: 10 x 10 values are gathered and blended along x, then along y, where sampling each of
-the 9 x 9 points by itself would read four times 81.
+Pooling the volume equals pooling the features of the second frame. `correlate` pools features, so
+that all scales lie side by side in one matrix. All points of a window have one fractional position:
+a lookup gathers 10 x 10 values and blends them along x, then along y. Sampling each of the 9 x 9
+points by itself would read four times 81 values.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ PLANES = LEVELS * (2 * RADIUS + 1) ** 2
 SMALLEST = 2 ** (LEVELS - 1)  # sides of a grid whose coarsest level has one place
 Storage = Literal["auto", "volume", "on_demand"]
 
-_ROWS = 1 << 20  # correlations held at a time, on demand
-_LARGEST = 1 << 28  # that `auto` keeps: 1 GiB in single precision, four pairs of Sintel
+_ON_DEMAND = 1 << 20  # correlations in memory at a time, on demand
+_LARGEST = 1 << 28  # volume that `auto` keeps: 1 GiB in single precision, four pairs of Sintel
 
 
 class Correlation(NamedTuple):
-    """Lookup in the correlations of a pair of feature maps; see `correlate`."""
+    """A lookup in the correlations of a pair of feature maps; see `correlate`."""
 
     query: Tensor  # (N, hw, D), scaled
     keys: Tensor  # (N, D, S): all levels side by side
@@ -36,7 +36,7 @@ class Correlation(NamedTuple):
     levels: Tensor  # (3, 4): where each level begins, its height and its width
 
     def __call__(self, coords: Tensor) -> Tensor:
-        """(N, 324, h, w): windows around coordinates (N, 2, h, w).
+        """Return windows (N, 324, h, w) around coordinates (N, 2, h, w).
 
         Channel `81 l + 9 a + b` is level l at `(x / 2^l + a - 4, y / 2^l + b - 4)`, zero
         outside the image.
@@ -45,18 +45,18 @@ class Correlation(NamedTuple):
         c = coords.flatten(2).mT.to(self.query.dtype)  # (N, hw, 2)
         with torch.autocast(coords.device.type, enabled=False):
             if self.volume is not None:
-                found = self._windows(self.volume, c)
+                windows = self._windows(self.volume, c)
             else:
-                rows = max(1, _ROWS // self.keys.shape[2])
+                rows = max(1, _ON_DEMAND // self.keys.shape[2])
                 parts = zip(self.query.split(rows, dim=1), c.split(rows, dim=1), strict=True)
-                found = torch.cat([mem_gc(self._on_demand, part) for part in parts], dim=1)
-        return found.mT.reshape(N, PLANES, h, w)
+                windows = torch.cat([mem_gc(self._on_demand, part) for part in parts], dim=1)
+        return windows.mT.reshape(N, PLANES, h, w)
 
     def _on_demand(self, query: Tensor, c: Tensor) -> Tensor:
         return self._windows(query @ self.keys, c)
 
     def _windows(self, volume: Tensor, c: Tensor) -> Tensor:
-        """(N, n, 324) from correlations (N, n, S) around (N, n, 2)."""
+        """Return windows (N, n, 324) of correlations (N, n, S) around (N, n, 2)."""
         N, n, _ = c.shape
         wide = torch.arange(2 * RADIUS + 2, device=c.device) - RADIUS
         scale = 0.5 ** torch.arange(LEVELS, device=c.device, dtype=c.dtype)
@@ -65,20 +65,16 @@ class Correlation(NamedTuple):
         iy, lower_y, upper_y = _axis(c[..., 1, None] * scale, wide, height)
         column = first[:, None] + ix  # (N, n, 4, 10)
         place = column[..., None] + (iy * width[:, None])[..., None, :]  # (N, n, 4, 10, 10)
-        found = volume.gather(2, place.flatten(2)).view(place.shape)
-        found = torch.addcmul(
-            found[..., :-1, :] * lower_x[..., None], found[..., 1:, :], upper_x[..., None]
-        )
-        found = torch.addcmul(
-            found[..., :-1] * lower_y[..., None, :], found[..., 1:], upper_y[..., None, :]
-        )
-        return found.reshape(N, n, PLANES)
+        v = volume.gather(2, place.flatten(2)).view(place.shape)
+        v = torch.addcmul(v[..., :-1, :] * lower_x[..., None], v[..., 1:, :], upper_x[..., None])
+        v = torch.addcmul(v[..., :-1] * lower_y[..., None, :], v[..., 1:], upper_y[..., None, :])
+        return v.reshape(N, n, PLANES)
 
 
 def _axis(c: Tensor, wide: Tensor, size: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where ten places around each coordinate (..., 4) are, and what nine pairs of them weigh."""
+    """Return ten places around each coordinate (..., 4), and the weights of nine pairs of them."""
     floor = c.detach().floor()
-    # Far outside all is zero; a bound keeps integers small, and NaN out of them.
+    # Far outside all values are zero. The bound keeps integers small and removes NaN.
     at = floor.nan_to_num(-1e6).clamp(-1e6, 1e6).long()[..., None] + wide  # (..., 4, 10)
     last = size[:, None] - 1
     inside = ((at >= 0) & (at <= last)).to(c.dtype)
@@ -87,7 +83,7 @@ def _axis(c: Tensor, wide: Tensor, size: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 
 def correlate(fmap1: Tensor, fmap2: Tensor, storage: Storage = "auto") -> Correlation:
-    """Correlations of two feature maps (N, D, h, w).
+    """Return the correlations of two feature maps (N, D, h, w).
 
     Args:
         fmap1: features to look from.

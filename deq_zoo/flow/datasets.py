@@ -1,6 +1,6 @@
 """Optical flow data sets in their public layouts: which files make a pair.
 
-A set is a list of files; they are opened one pair at a time.
+A set lists its files and opens one pair at a time.
 """
 
 from __future__ import annotations
@@ -16,31 +16,39 @@ import torch
 from deq_zoo.errors import DataError
 from deq_zoo.flow.augment import Pair
 from deq_zoo.flow.chairs_split import PAIRS, VALIDATION
-from deq_zoo.flow.formats import read_flow, read_image
+from deq_zoo.flow.formats import read_flow
+from deq_zoo.images.files import read_image
 
 
 @dataclass(frozen=True)
 class Files:
-    """Where a pair lies."""
+    """The files of a pair.
+
+    Args:
+        image1: the first frame.
+        image2: the second frame.
+        flow: the true flow; None in a test set.
+        scene: the name of the scene.
+    """
 
     image1: Path
     image2: Path
-    flow: Path | None = None  # a test set has none
+    flow: Path | None = None
     scene: str = ""
 
     def load(self) -> Pair:
-        """Open it; a flow that is not there is zero and nowhere known."""
+        """Read the pair; without a true flow, the flow is zero and nowhere valid."""
         image1, image2 = read_image(self.image1), read_image(self.image2)
         if self.flow is None:
             flow = torch.zeros(2, *image1.shape[1:])
             return Pair(image1, image2, flow, torch.zeros(image1.shape[1:], dtype=torch.bool))
-        flow, known = read_flow(self.flow)
+        flow, valid = read_flow(self.flow)
         if image1.shape != image2.shape or flow.shape[1:] != image1.shape[1:]:
             raise DataError(
                 f"{self.image1}, {self.image2} and {self.flow} differ in size: "
                 f"{[tuple(t.shape[1:]) for t in (image1, image2, flow)]}"
             )
-        return Pair(image1, image2, flow, known)
+        return Pair(image1, image2, flow, valid)
 
 
 @dataclass(frozen=True)
@@ -48,10 +56,10 @@ class FlowSet:
     """Pairs on disk.
 
     Args:
-        name: of the set.
-        files: of every pair.
-        sparse: whether the truth is KITTI's kind, known here and there.
-        masked: whether its error is usually told without extreme flows too.
+        name: the name of the set.
+        files: the files of every pair.
+        sparse: whether the true flow is sparse, as KITTI's, which changes how errors are counted.
+        masked: whether the set is usually reported without extreme flows, too.
     """
 
     name: str
@@ -61,7 +69,7 @@ class FlowSet:
 
     def __post_init__(self) -> None:
         if not self.files:
-            raise DataError(f"no pair of {self.name} was found: its folders hold too few frames")
+            raise DataError(f"there is no pair of {self.name}: its folders hold too few frames")
 
     def __len__(self) -> int:
         return len(self.files)
@@ -71,12 +79,12 @@ class FlowSet:
 
 
 def chairs(root: str | Path, split: str = "train") -> FlowSet:
-    """FlyingChairs: `train`, `val` or `all` of the pairs in a folder or its `data`.
+    """Open FlyingChairs: `train`, `val` or `all` of the pairs in a folder or its `data`.
 
     The official split belongs to the whole set. A part of it needs a file
     `FlyingChairs_train_val.txt` beside the images that says 1 (training) or 2 for each pair.
     """
-    folder = _existing(Path(root) / "data", Path(root))
+    folder = _first_folder(Path(root) / "data", Path(root))
     flows = sorted(folder.glob("*.flo"))
     images = sorted(folder.glob("*.ppm"))
     if not flows or len(images) != 2 * len(flows):
@@ -90,13 +98,16 @@ def chairs(root: str | Path, split: str = "train") -> FlowSet:
         if not (a.name.startswith(number) and b.name.startswith(number)):
             raise DataError(f"{flow.name} does not belong to {a.name} and {b.name}")
         files.append(Files(a, b, flow))
-    held = _chairs_validation(folder, len(files)) if split != "all" else frozenset()
-    wanted = {"train": False, "val": True, "all": False}[_known(split, ("train", "val", "all"))]
-    chosen = [each for k, each in enumerate(files) if (k in held) == wanted]
+    _check_option(split, ("train", "val", "all"))
+    if split == "all":
+        return FlowSet("chairs", tuple(files))
+    val = _chairs_validation(folder, len(files))
+    chosen = [each for k, each in enumerate(files) if (k in val) == (split == "val")]
     return FlowSet("chairs", tuple(chosen))
 
 
 def _chairs_validation(folder: Path, count: int) -> frozenset[int]:
+    """Return the places of the validation pairs in the sorted list of flows."""
     for place in (folder, folder.parent):
         listed = place / "FlyingChairs_train_val.txt"
         if listed.exists():
@@ -115,12 +126,13 @@ def _chairs_validation(folder: Path, count: int) -> frozenset[int]:
 def things(
     root: str | Path, passes: Sequence[str] = ("clean", "final"), split: str = "TRAIN"
 ) -> FlowSet:
-    """FlyingThings3D: pairs forward and backward in time, left camera, of `TRAIN` or `TEST`."""
+    """Open FlyingThings3D: pairs forward and backward in time, left camera, `TRAIN` or `TEST`."""
     root = Path(root)
-    _known(split, ("TRAIN", "TEST"))
+    _check_option(split, ("TRAIN", "TEST"))
     files = []
     for each in passes:
-        frames = root / f"frames_{_known(each, ('clean', 'final'))}pass" / split
+        _check_option(each, ("clean", "final"))
+        frames = root / f"frames_{each}pass" / split
         for scene in _folders(frames, "*/*"):
             images = sorted((scene / "left").glob("*.png"))
             for way in ("into_future", "into_past"):
@@ -140,10 +152,11 @@ def things(
 
 
 def sintel(root: str | Path, split: str = "training", rendering: str = "clean") -> FlowSet:
-    """MPI-Sintel: consecutive frames of each scene, `clean` or `final`."""
+    """Open MPI-Sintel: consecutive frames of each scene, `clean` or `final`."""
     root = Path(root)
-    _known(split, ("training", "test"))
-    frames = root / split / _known(rendering, ("clean", "final"))
+    _check_option(split, ("training", "test"))
+    _check_option(rendering, ("clean", "final"))
+    frames = root / split / rendering
     files = []
     for scene in _folders(frames, "*"):
         images = sorted(scene.glob("*.png"))
@@ -151,12 +164,13 @@ def sintel(root: str | Path, split: str = "training", rendering: str = "clean") 
         for a, b in pairwise(images):
             flow = root / split / "flow" / scene.name / f"{a.stem}.flo"
             files.append(Files(a, b, flow if split == "training" else None, scene.name))
-    return FlowSet(f"sintel_{rendering}", _there(files))
+    return FlowSet(f"sintel_{rendering}", _existing_files(files))
 
 
 def kitti(root: str | Path, split: str = "training") -> FlowSet:
-    """KITTI 2015."""
-    folder = Path(root) / _known(split, ("training", "testing"))
+    """Open KITTI 2015."""
+    _check_option(split, ("training", "testing"))
+    folder = Path(root) / split
     first = sorted((folder / "image_2").glob("*_10.png"))
     if not first:
         raise DataError(f"{folder / 'image_2'} should hold KITTI 2015's frames *_10.png")
@@ -166,11 +180,11 @@ def kitti(root: str | Path, split: str = "training") -> FlowSet:
               truth / a.name if split == "training" else None, a.stem)
         for a in first
     ]  # fmt: skip
-    return FlowSet("kitti", _there(files), sparse=True)
+    return FlowSet("kitti", _existing_files(files), sparse=True)
 
 
 def hd1k(root: str | Path) -> FlowSet:
-    """HD1K's training pairs."""
+    """Open HD1K's training pairs."""
     frames = Path(root) / "hd1k_input" / "image_2"
     truth = Path(root) / "hd1k_flow_gt" / "flow_occ"
     files = []
@@ -180,13 +194,13 @@ def hd1k(root: str | Path) -> FlowSet:
         files += [Files(a, b, truth / a.name, scene) for a, b in pairwise(images) if a not in apart]
     if not files:
         raise DataError(f"{frames} should hold HD1K's frames, as 000000_0010.png")
-    return FlowSet("hd1k", _there(files), sparse=True)
+    return FlowSet("hd1k", _existing_files(files), sparse=True)
 
 
 def middlebury(root: str | Path) -> FlowSet:
-    """Middlebury's pairs with public truth, `SCENE/frame10.png, frame11.png, flow10.flo`.
+    """Open Middlebury's pairs with true flow, `SCENE/frame10.png, frame11.png, flow10.flo`.
 
-    Frames and flows are two archives, `other-data` and `other-gt-flow`; merged or not.
+    Frames and flows are two archives, `other-data` and `other-gt-flow`, in one folder or in two.
     """
     root = Path(root)
     apart = (root / "other-gt-flow").is_dir()
@@ -197,10 +211,10 @@ def middlebury(root: str | Path) -> FlowSet:
         files.append(Files(folder / "frame10.png", folder / "frame11.png", flow, folder.name))
     if not files:
         raise DataError(f"{root} should hold folders of Middlebury with frame10.png and flow10.flo")
-    return FlowSet("middlebury", _there(files))
+    return FlowSet("middlebury", _existing_files(files))
 
 
-def _existing(*places: Path) -> Path:
+def _first_folder(*places: Path) -> Path:
     for place in places:
         if place.is_dir():
             return place
@@ -208,14 +222,14 @@ def _existing(*places: Path) -> Path:
 
 
 def _folders(root: Path, pattern: str) -> list[Path]:
-    found = sorted(p for p in root.glob(pattern) if p.is_dir())
-    if not found:
+    folders = sorted(p for p in root.glob(pattern) if p.is_dir())
+    if not folders:
         raise DataError(f"{root} should hold a folder for each scene, but has none")
-    return found
+    return folders
 
 
-def _there(files: list[Files]) -> tuple[Files, ...]:
-    """The files, all of which exist: what is missing is told before training, not within."""
+def _existing_files(files: list[Files]) -> tuple[Files, ...]:
+    """Return the files of pairs, or raise for a missing one: before training, not within."""
     for pair in files:
         for path in (pair.image1, pair.image2, pair.flow):
             if path is not None and not path.exists():
@@ -224,7 +238,7 @@ def _there(files: list[Files]) -> tuple[Files, ...]:
 
 
 def _number(path: Path) -> int:
-    """Of a frame: 6 of `frame_0006` and of `OpticalFlowIntoFuture_0006_L`."""
+    """Return the number of a frame: 6 of `frame_0006` and of `OpticalFlowIntoFuture_0006_L`."""
     digits = re.findall(r"\d+", path.stem)
     if not digits:
         raise DataError(f"{path} should have the number of its frame in its name")
@@ -232,9 +246,11 @@ def _number(path: Path) -> int:
 
 
 def _gaps(images: list[Path], least: int | None = None) -> set[Path]:
-    """Frames of a scene whose next one is too far away for a flow to lead there.
+    """Return the frames of a scene whose next frame is missing.
 
-    Numbers that others are apart, at the `least`, are found if they are not known.
+    Args:
+        images: the frames, sorted.
+        least: the distance between the numbers of neighbours; None takes the smallest of all.
     """
     steps = {a: _number(b) - _number(a) for a, b in pairwise(images)}
     near = least or min(steps.values(), default=1)
@@ -247,7 +263,6 @@ def _check_gaps(images: list[Path]) -> None:
         raise DataError(f"the frame after {min(gaps)} is missing: unpack the archives once more")
 
 
-def _known(value: str, options: tuple[str, ...]) -> str:
+def _check_option(value: str, options: tuple[str, ...]) -> None:
     if value not in options:
         raise ValueError(f"expected one of {', '.join(options)}, got {value!r}")
-    return value

@@ -37,7 +37,7 @@ class Encoder(nn.Module):
 
     Args:
         out: channels of the features.
-        norm: makes a normalisation for a number of channels.
+        norm: returns a normalisation for a number of channels.
         widths: channels of the three stages, at halves, quarters and eighths of the size.
         dropout: share of the features' channels that training drops.
     """
@@ -90,11 +90,11 @@ class MotionEncoder(nn.Module):
 
 
 class HalfStep(NamedTuple):
-    """One direction of the GRU with its context put in: what stays the same during a solve."""
+    """One direction of the GRU with the context put in, which is constant during a solve."""
 
     gates: Tensor  # weights (2 Dh, Dh + motion, ...) of update and reset
     candidate: Tensor  # weights (Dh, Dh + motion, ...)
-    gates_context: Tensor  # (N, 2 Dh, h, w) what context and bias add
+    gates_context: Tensor  # (N, 2 Dh, h, w) contribution of context and bias
     candidate_context: Tensor
     padding: tuple[int, int]
 
@@ -116,8 +116,8 @@ class SepConvGRU(nn.Module):
     $$z = \sigma(W_z [h, q, m]), \quad r = \sigma(W_r [h, q, m]), \quad
     h \leftarrow (1 - z) h + z \tanh(W_q [r h, q, m])$$
 
-    The context q does not change during a solve, so its share of every convolution is computed once
-    (`with_context`), which leaves two thirds of the work for each evaluation.
+    The context q does not change during a solve, so `with_context` computes its share of every
+    convolution once, which leaves two thirds of the work for each evaluation.
     """
 
     def __init__(self, hidden: int, context: int, motion: int) -> None:
@@ -132,7 +132,7 @@ class SepConvGRU(nn.Module):
         self.convq2 = nn.Conv2d(inner, hidden, (5, 1), padding=(2, 0))
 
     def with_context(self, q: Tensor) -> tuple[HalfStep, HalfStep]:
-        """Both half-steps for a context (N, Dc, h, w)."""
+        """Return both half-steps for a context (N, Dc, h, w)."""
         return (
             self._half(q, self.convz1, self.convr1, self.convq1, (0, 2)),
             self._half(q, self.convz2, self.convr2, self.convq2, (2, 0)),
@@ -153,7 +153,7 @@ class SepConvGRU(nn.Module):
 
 
 class FlowHead(nn.Module):
-    """Hidden state to a change of the flow."""
+    """The layers from the hidden state to a change of the flow."""
 
     def __init__(self, hidden: int, width: int) -> None:
         super().__init__()
@@ -166,14 +166,14 @@ class FlowHead(nn.Module):
 
 
 class Attention(nn.Module):
-    r"""Where each place should look for motion like its own: $\mathrm{softmax}(Q^\top K)$."""
+    r"""Attention of each place to all places, by context: $\mathrm{softmax}(Q^\top K)$."""
 
     def __init__(self, context: int) -> None:
         super().__init__()
         self.to_qk = nn.Conv2d(context, 2 * context, 1, bias=False)
 
     def forward(self, context: Tensor) -> Tensor:
-        """(N, hw, hw), every row a distribution over all places."""
+        """Return (N, hw, hw), every row a distribution over all places."""
         Q, K = self.to_qk(context).flatten(2).chunk(2, dim=1)
         return torch.softmax(Q.mT @ K / Q.shape[1] ** 0.5, dim=-1)
 
@@ -187,12 +187,12 @@ class Aggregate(nn.Module):
         self.gamma = nn.Parameter(torch.zeros(1))
 
     def forward(self, A: Tensor, motion: Tensor) -> Tensor:
-        seen: Tensor = self.to_v(motion).flatten(2) @ A.mT
-        return motion + self.gamma * seen.view(motion.shape)
+        aggregate: Tensor = self.to_v(motion).flatten(2) @ A.mT
+        return motion + self.gamma * aggregate.view(motion.shape)
 
 
 class Injection(NamedTuple):
-    """What an image pair adds to every evaluation of f."""
+    """The contribution of an image pair to every evaluation of f."""
 
     correlation: Any  # callable: coordinates (N, 2, h, w) -> (N, 324, h, w)
     halves: tuple[HalfStep, HalfStep]
@@ -209,14 +209,14 @@ class UpdateBlock(nn.Module):
     grid.
 
     Args:
-        planes: of the correlation lookup.
+        planes: channels of the correlation lookup.
         hidden: channels of h and of the context.
-        corr: of the two convolutions on correlations.
-        flow: of the two on the flow.
+        corr: channels of the two convolutions on correlations.
+        flow: channels of the two convolutions on the flow.
         motion: features of the motion encoder.
         head: width of the flow head.
-        gma: whether motion is aggregated over the image.
-        all_grad: whether gradients pass through the flow that f is given.
+        gma: whether to aggregate motion over the image.
+        all_grad: whether gradients pass through the flow that f receives.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class UpdateBlock(nn.Module):
         self.gma = Aggregate(motion) if gma else None
 
     def forward(self, hid: Tensor, flow: Tensor, given: Injection) -> tuple[Tensor, Tensor]:
-        """One evaluation."""
+        """Return f of a state."""
         if not self.all_grad:
             flow = flow.detach()
         dtype = self.encoder.convc1.weight.dtype
@@ -254,7 +254,7 @@ class UpdateBlock(nn.Module):
 
 
 def pixel_grid(like: Tensor) -> Tensor:
-    """(1, 2, h, w): x and y of every place of `like` (N, ..., h, w)."""
+    """Return (1, 2, h, w): x and y of every place of `like` (N, ..., h, w)."""
     h, w = like.shape[-2:]
     y, x = torch.meshgrid(
         torch.arange(h, dtype=like.dtype, device=like.device),
@@ -265,7 +265,7 @@ def pixel_grid(like: Tensor) -> Tensor:
 
 
 def convex_upsample(flow: Tensor, mask: Tensor) -> Tensor:
-    """Flow (N, 2, h, w) at 8 times the size: every pixel a mean of nine neighbours' flows.
+    """Return a flow (N, 2, h, w) at 8 times the size: every pixel is a mean of nine flows.
 
     Args:
         flow: in pixels of the grid.

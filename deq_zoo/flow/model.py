@@ -4,112 +4,54 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deq_zoo.flow.correlation import PLANES, SMALLEST, Storage, correlate
+from deq_zoo.errors import DataError
+from deq_zoo.flow.config import FlowConfig
+from deq_zoo.flow.correlation import PLANES, SMALLEST, correlate
 from deq_zoo.flow.layers import Attention, Encoder, Injection, UpdateBlock, convex_upsample
-from torchdeq import DEQConfig, SolverStat, apply_norm, get_deq, reset_norm
-from torchdeq.registry import suggest
+from deq_zoo.images.inputs import ImageLike, as_image
+from deq_zoo.model import Model
+from deq_zoo.output import Output
+from torchdeq import DEQConfig, apply_norm, get_deq, reset_norm
 
 STRIDE = 8  # pixels of the image per place of the grid
+SETTLED = 0.5  # pixels: a flow that one evaluation of f changes by more has not settled
 Side = Literal["both", "bottom"]
 
 
-class Widths(NamedTuple):
-    """Channels of a size."""
-
-    features: int  # Df
-    hidden: int  # Dh, and of the context
-    corr: tuple[int, int]
-    flow: tuple[int, int]
-    motion: int  # Dm
-    encoder: tuple[int, int, int] = (64, 96, 128)
-    mask: int = 256
-
-
-#: The published sizes, and `nano`, which suits a processor.
-SIZES = {
-    "nano": Widths(32, 32, (64, 48), (32, 16), 32, encoder=(16, 24, 32), mask=64),
-    "tiny": Widths(64, 32, (64, 48), (32, 16), 32),
-    "base": Widths(256, 128, (256, 192), (128, 64), 128),
-    "large": Widths(256, 192, (384, 288), (192, 96), 192),
-    "huge": Widths(256, 256, (512, 384), (256, 128), 256),
-    "gigantic": Widths(256, 384, (640, 480), (320, 160), 320),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class FlowConfig:
-    """The shape of a DEQ-Flow.
-
-    Args:
-        size: nano, tiny, base (B), large, huge (H) or gigantic.
-        gma: whether motion is aggregated over the whole image.
-        narrow_head: cap the flow head's width at 256, as in the first release.
-        dropout: share of the features' channels that training drops.
-        all_grad: whether gradients pass through the flow that f is given; matters if several steps
-            are differentiated.
-        freeze_bn: keep the context encoder's batch statistics as they are; its scales still train.
-        correlation: `volume` keeps all correlations, `on_demand` none, which takes longer;
-            `auto` keeps them up to 1 GiB.
-    """
-
-    size: str = "base"
-    gma: bool = False
-    narrow_head: bool = False
-    dropout: float = 0.0
-    all_grad: bool = False
-    freeze_bn: bool = False
-    correlation: Storage = "auto"
-
-    def __post_init__(self) -> None:
-        if self.size not in SIZES:
-            raise ValueError(f"unknown size {self.size!r}{suggest(self.size, SIZES)}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}")
-        if self.correlation not in get_args(Storage):
-            raise ValueError(
-                f"correlation is one of {', '.join(get_args(Storage))}, got {self.correlation!r}"
-            )
-
-    @property
-    def widths(self) -> Widths:
-        """Its channels."""
-        return SIZES[self.size]
-
-    @property
-    def head(self) -> int:
-        """Width of the flow head."""
-        wide = 2 * self.widths.motion
-        return min(256, wide) if self.narrow_head else wide
-
-
 class State(NamedTuple):
-    """Where a solve starts and ends: hidden state (N, Dh, h, w), flow (N, 2, h, w) on the grid."""
+    """The state of a solve: hidden state (N, Dh, h, w) and flow (N, 2, h, w) on the grid."""
 
     hid: Tensor
     flow: Tensor
 
 
-class FlowOutput(NamedTuple):
-    """What the model says of a batch of pairs.
+@dataclass(frozen=True)
+class FlowPrediction(Output[Tensor, State]):
+    """The flow from one image to another, as `DEQFlow.predict` returns it.
 
     Args:
-        flows: (N, 2, H, W) in pixels, x first: one in evaluation, all samples in training.
-        state: the last state, to start the next solve from; without a graph.
-        stats: of the solve.
+        predictions: one flow (2, H, W) in pixels, x first, on the CPU.
+        state: the equilibrium; a `z0` for another pair of the same size. For the next pair of a
+            video, move it along first: `deq_zoo.flow.video.carried(state)`.
+        stats: statistics of the solve.
+        change: root mean square over the grid, in pixels, of what one more evaluation of f changes.
     """
 
-    flows: list[Tensor]
-    state: State
-    stats: SolverStat
+    change: float = 0.0
+
+    @property
+    def settled(self) -> bool:
+        """Return whether one more evaluation changes the flow by half a pixel at most."""
+        return self.change <= SETTLED  # False for NaN
 
 
-class DEQFlow(nn.Module):
+class DEQFlow(Model):
     r"""Optical flow as the fixed point of a recurrent update.
 
     $$(h^\star, f^\star) = \mathrm{update}(h^\star, f^\star; q, C), \qquad
@@ -118,8 +60,8 @@ class DEQFlow(nn.Module):
     with C the correlation of the features of both frames, f in pixels of a grid with an eighth of
     the image's sides. A learnt convex combination brings f to full size.
 
-    Shapes: images are (N, 3, H, W), bytes or floats from 0 to 255, of any size: they are padded by
-    repeating their borders, and the flow is cropped.
+    Shapes: images are (N, 3, H, W), bytes or floats from 0 to 255, of any size: the model pads them
+    by repeating their borders, and crops the flow.
 
     Args:
         config: the shape of the network.
@@ -154,43 +96,88 @@ class DEQFlow(nn.Module):
 
     def forward(
         self,
-        image1: Tensor,
-        image2: Tensor,
-        start: State | Tensor | None = None,
+        x: tuple[Tensor, Tensor],
+        z0: State | Tensor | None = None,
         pad: Side = "both",
         **call: Any,
-    ) -> FlowOutput:
-        """The flow from one frame to the next.
+    ) -> Output[Tensor, State]:
+        """Return flows (N, 2, H, W) in pixels: one in evaluation, all sampled ones in training.
 
         Args:
-            image1: the frame whose pixels are followed.
-            image2: the frame they are found in.
-            start: where to start, e.g. `deq_zoo.flow.video.carried`, or a flow on the grid
-                alone; zeros by default.
+            x: both frames; the flow leads from pixels of the first to pixels of the second.
+            z0: a state to start from, e.g. `deq_zoo.flow.video.carried(state)`, or a flow on the
+                grid alone; zeros by default.
             pad: rows that sides of no multiple of 8 need come on `both` sides, or at the
-                `bottom`, which KITTI's sky prefers.
+                `bottom`, which suits KITTI's sky.
             **call: options of this call of the DEQ, e.g. `f_max_iter=12`.
         """
-        box = self.box(image1, pad)
-        z0 = self.start(image1, pad)
-        if isinstance(start, Tensor):
-            start = State(z0.hid, start)
-        if start is not None:
-            _check_start(start, z0)
-            z0 = start
+        return self._solve(self._first_state(x[0], z0, pad), self.inject(*x, pad),
+                           self.box(x[0], pad), **call)  # fmt: skip
+
+    def predict(
+        self,
+        x: tuple[ImageLike, ImageLike],
+        z0: State | Tensor | None = None,
+        pad: Side = "both",
+        **call: Any,
+    ) -> FlowPrediction:
+        """Return the flow from one image to another of the same size.
+
+        The solve has the budget of evaluation, by which training chose the best checkpoint. One
+        more evaluation of f measures whether the flow has settled.
+
+        Args:
+            x: the first and the second image, each a path, a Pillow image, an array (H, W, 3) or a
+                tensor (3, H, W); bytes, or floats from 0 to 1. Grey images work, too.
+            z0: see `forward`.
+            pad: see `forward`.
+            **call: options of this call of the DEQ, e.g. `f_max_iter=12`.
+        """
+        prediction = super().predict(x, z0, pad=pad, **call)
+        assert isinstance(prediction, FlowPrediction)
+        return prediction
+
+    def _predict(
+        self, x: Any, z0: State | Tensor | None, pad: Side = "both", **call: Any
+    ) -> FlowPrediction:
+        image1, image2 = (image[None].to(self.device) for image in _as_pair(x))
         given = self.inject(image1, image2, pad)
+        first = self._first_state(image1, z0, pad)
+        out = self._solve(first, given, self.box(image1, pad), **call)
+        flow = out.prediction[0].float().cpu()
+        return FlowPrediction([flow], out.state, out.stats, self.change(out.state, given))
+
+    def _first_state(self, image: Tensor, z0: State | Tensor | None, pad: Side) -> State:
+        zeros = self.zero_state(image, pad)
+        if z0 is None:
+            return zeros
+        state = State(zeros.hid, z0) if isinstance(z0, Tensor) else z0
+        _check_state(state, zeros)
+        return state
+
+    def _solve(
+        self, z0: State, given: Injection, box: tuple[slice, slice], **call: Any
+    ) -> Output[Tensor, State]:
         states, stats = self.deq(self.update_block, tuple(z0), args=(given,), **call)
         flows = [self.decode(State(*z))[..., box[0], box[1]] for z in states]
-        return FlowOutput(flows, State(*(t.detach() for t in states[-1])), stats)
+        return Output(flows, State(*(t.detach() for t in states[-1])), stats)
+
+    def change(self, state: State, given: Injection) -> float:
+        """Return the root mean square change of the flow in one evaluation of f, in pixels."""
+        _, flow = self.update_block(*state, given)
+        return STRIDE * float((flow - state.flow).square().sum(1).mean().sqrt())
 
     def inject(self, image1: Tensor, image2: Tensor, pad: Side = "both") -> Injection:
-        """What a pair of images adds to every evaluation of f; computes normalised weights."""
+        """Return what a pair of images adds to every evaluation of f.
+
+        It computes the normalised weights of f, too.
+        """
         if image1.shape != image2.shape:  # padded, they might agree by chance
             raise ValueError(
                 f"both frames must have one size, got {tuple(image1.shape)} and "
                 f"{tuple(image2.shape)}"
             )
-        a, b = self._ready(image1, pad), self._ready(image2, pad)
+        a, b = self._normalise(image1, pad), self._normalise(image2, pad)
         reset_norm(self.update_block)
         fmap1, fmap2 = self.fnet(torch.cat((a, b))).chunk(2)
         context = F.relu(self.cnet(a))
@@ -200,8 +187,8 @@ class DEQFlow(nn.Module):
             None if self.attn is None else self.attn(context),
         )
 
-    def start(self, image: Tensor, pad: Side = "both") -> State:
-        """Zeros for an image's size, in single precision at least."""
+    def zero_state(self, image: Tensor, pad: Side = "both") -> State:
+        """Return a state of zeros for the size of an image, in single precision at least."""
         N = len(image)
         top, bottom, left, right = self._margins(image, pad)
         h = (image.shape[2] + top + bottom) // STRIDE
@@ -211,12 +198,12 @@ class DEQFlow(nn.Module):
         return State(hid, hid.new_zeros(N, 2, h, w))
 
     def decode(self, state: State) -> Tensor:
-        """Flow at full size (N, 2, 8 h, 8 w), in pixels."""
+        """Return the flow of a state at full size (N, 2, 8 h, 8 w), in pixels."""
         mask = 0.25 * self.mask(state.hid.to(next(self.mask.parameters()).dtype))
         return convex_upsample(state.flow, mask.to(torch.promote_types(mask.dtype, torch.float32)))
 
     def box(self, image: Tensor, pad: Side = "both") -> tuple[slice, slice]:
-        """The rows and columns that an image takes when padded."""
+        """Return the rows and columns of an image within its padded form."""
         top, _, left, _ = self._margins(image, pad)
         return slice(top, top + image.shape[2]), slice(left, left + image.shape[3])
 
@@ -228,14 +215,14 @@ class DEQFlow(nn.Module):
                     module.eval()
         return self
 
-    def _ready(self, image: Tensor, pad: Side) -> Tensor:
+    def _normalise(self, image: Tensor, pad: Side) -> Tensor:
         top, bottom, left, right = self._margins(image, pad)
         x = 2 * image.to(next(self.parameters()).dtype) / 255 - 1
         return F.pad(x, (left, right, top, bottom), mode="replicate")
 
     @staticmethod
     def _margins(image: Tensor, pad: Side) -> tuple[int, int, int, int]:
-        """Rows and columns to add: top, bottom, left, right."""
+        """Return the rows and columns to add: top, bottom, left, right."""
         if image.dim() != 4 or image.shape[1] != 3 or not min(image.shape[2:]):
             raise ValueError(f"images must be (batch, 3, height, width), got {tuple(image.shape)}")
         if pad not in ("both", "bottom"):
@@ -245,10 +232,26 @@ class DEQFlow(nn.Module):
         return top, rows - top, columns // 2, columns - columns // 2
 
 
-def _check_start(start: State, zero: State) -> None:
-    got, want = ([tuple(each.shape) for each in state] for state in (start, zero))
+def _as_pair(x: Any) -> list[Tensor]:
+    """Return two images as bytes (3, H, W); raise if `x` is not a pair of one size."""
+    if isinstance(x, (str, bytes)) or not hasattr(x, "__len__") or len(x) != 2:
+        raise TypeError(
+            "flow leads from one image to another: give a pair (image1, image2), got "
+            f"{type(x).__name__}"
+        )
+    images = [as_image(image) for image in x]
+    sizes = [tuple(image.shape[1:]) for image in images]
+    if sizes[0] != sizes[1]:
+        raise DataError(
+            f"both images must have one size, got {sizes[0]} and {sizes[1]}, as height and width"
+        )
+    return images
+
+
+def _check_state(state: State, zeros: State) -> None:
+    got, want = ([tuple(each.shape) for each in each_state] for each_state in (state, zeros))
     if got != want:
         raise ValueError(
-            f"a start for these images has hidden state and flow of shapes {want}, got {got}: "
-            "begin without one when the size or the number of images changes"
+            f"z0 for these images has hidden state and flow of shapes {want}, got {got}: begin "
+            "without z0 when the size or the number of images changes"
         )

@@ -1,4 +1,4 @@
-"""Flow along a video: every solve starts from the last one's state, moved to where it belongs."""
+"""Flow along a video: every solve starts from the state of the pair before, moved along."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch import Tensor
 
 from deq_zoo.checks import check_at_least
 from deq_zoo.flow.layers import Injection, pixel_grid
-from deq_zoo.flow.model import STRIDE, DEQFlow, Side, State
+from deq_zoo.flow.model import SETTLED, STRIDE, DEQFlow, Side, State
 from deq_zoo.images.videos import read_video
 from torchdeq import StopRule, solve
 from torchdeq.solver import FixedPointIter
 
-# The flow must settle, the hidden state need not: a power of two, so that nothing is rounded.
+# The flow must settle, the hidden state need not. A power of two rounds nothing.
 _HID_WEIGHT = 2.0**-6
-_ROWS = 1 << 22  # distances held at a time
+_DISTANCES = 1 << 22  # in memory at a time
 
 
 def carried(state: State) -> State:
-    """A state as the next pair of a video should start from it.
+    """Return a `z0` for the next pair of a video.
 
     Every place of the grid moves on by its flow. A place of the new grid takes flow and hidden
-    state of the nearest one that arrived inside the image; if none did, all start at zero.
+    state of the nearest place that arrived inside the image. If no place did, z0 is zero.
     """
     flow = state.flow
     N, _, h, w = flow.shape
@@ -42,41 +42,44 @@ def carried(state: State) -> State:
 
 
 def _nearest(places: Tensor, points: Tensor) -> Tensor:
-    """(N, n): for each place (N, n, 2) the index of the nearest of the points (N, m, 2)."""
-    rows = max(1, _ROWS // points.shape[1])
-    found = []
+    """Return (N, n): for each place (N, n, 2) the index of the nearest of points (N, m, 2)."""
+    rows = max(1, _DISTANCES // points.shape[1])
+    nearest = []
     for part in places.split(rows, dim=1):
         gap = part[:, :, None] - points[:, None]
-        found.append(gap.square().sum(-1).argmin(-1))
-    return torch.cat(found, dim=1)
+        nearest.append(gap.square().sum(-1).argmin(-1))
+    return torch.cat(nearest, dim=1)
 
 
 class Frame(NamedTuple):
-    """What is known after a frame.
+    """The result for a frame of a video.
 
     Args:
         flow: (N, 2, H, W) from the frame before to this one, in pixels.
         nfe: evaluations of f.
-        reused: whether the solve started from the pair before.
+        reused: whether the solve started from the state of the pair before.
+        change: root mean square change of the flow in the last evaluation of f, in pixels; the
+            largest of the batch.
     """
 
     flow: Tensor
     nfe: int
     reused: bool
+    change: float
 
 
 class FlowStream:
-    """Flow from each frame of a video to the next, with the state carried along.
+    """Flow from each frame of a video to the next; the state moves along.
 
     Plain iteration stops when the root mean square change of the flow over the grid is below
-    `tolerance`, so that a good start saves evaluations. The tolerance is in pixels of the image
+    `tolerance`, so that a good `z0` saves evaluations. The tolerance is in pixels of the image
     and does not depend on its size.
 
     Args:
         model: in evaluation mode.
         tolerance: pixels.
-        max_iter: most evaluations for a pair; 0 is the budget of the model's own evaluation.
-        reuse: whether to start from the pair before; False starts every solve at zero.
+        max_iter: most evaluations for a pair; 0 is the model's own budget in evaluation.
+        reuse: whether to start from the state of the pair before; False starts every solve at zero.
         cut: mean change of grey levels, at an eighth of the size, that begins a new scene.
         pad: see `DEQFlow.forward`.
     """
@@ -84,7 +87,7 @@ class FlowStream:
     def __init__(
         self,
         model: DEQFlow,
-        tolerance: float = 0.5,
+        tolerance: float = SETTLED,
         max_iter: int = 0,
         reuse: bool = True,
         cut: float = 50.0,
@@ -102,7 +105,7 @@ class FlowStream:
 
     @torch.no_grad()
     def push(self, frame: Tensor) -> Frame | None:
-        """Take in a frame (N, 3, H, W); None for the first."""
+        """Take a frame (N, 3, H, W); return None for the first frame of a size."""
         last, self._last = self._last, frame
         if last is None or last.shape != frame.shape:
             self._state = None
@@ -110,14 +113,15 @@ class FlowStream:
         if self._is_cut(last, frame):
             self._state = None
         reused = self.reuse and self._state is not None
-        z0 = carried(self._state) if reused else self.model.start(frame, self.pad)  # type: ignore[arg-type]
+        z0 = carried(self._state) if reused else self.model.zero_state(frame, self.pad)  # type: ignore[arg-type]
         given = self.model.inject(last, frame, self.pad)
-        self._state, nfe = self.settle(z0, given)
+        self._state, nfe, change = self.settle(z0, given)
         rows, columns = self.model.box(frame, self.pad)
-        return Frame(self.model.decode(self._state)[..., rows, columns], nfe, reused)
+        flow = self.model.decode(self._state)[..., rows, columns]
+        return Frame(flow, nfe, reused, change)
 
-    def settle(self, z0: State, given: Injection) -> tuple[State, int]:
-        """Iterate from `z0` until the flow rests; also how many evaluations that took."""
+    def settle(self, z0: State, given: Injection) -> tuple[State, int, float]:
+        """Iterate from `z0` until the flow settles; return evaluations and last change, too."""
         block = self.model.update_block
 
         def f(hid: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,23 +129,24 @@ class FlowStream:
             return hid * _HID_WEIGHT, flow
 
         places = z0.flow.shape[2] * z0.flow.shape[3]
-        tol = self.tolerance / STRIDE * places**0.5
-        stop = StopRule(self.max_iter, tol)
-        start = (z0.hid * _HID_WEIGHT, z0.flow)
-        found = solve(f, start, FixedPointIter(), stop, on_failure="ignore")
-        hid, flow = found.z
-        return State(hid / _HID_WEIGHT, flow), found.stats.nfe
+        pixels = STRIDE / places**0.5  # root mean square, in pixels, of a change of norm 1
+        stop = StopRule(self.max_iter, self.tolerance / pixels)
+        weighted = (z0.hid * _HID_WEIGHT, z0.flow)
+        solution = solve(f, weighted, FixedPointIter(), stop, on_failure="ignore")
+        hid, flow = solution.z
+        change = pixels * float(solution.stats["abs_lowest"].max())
+        return State(hid / _HID_WEIGHT, flow), solution.stats.nfe, change
 
     def _is_cut(self, last: Tensor, frame: Tensor) -> bool:
         a, b = (F.avg_pool2d(x.float(), STRIDE, ceil_mode=True) for x in (last, frame))
         return bool((a - b).abs().mean() > self.cut)
 
     def __call__(self, frames: Iterable[Tensor]) -> Iterator[Frame]:
-        """The flow from each frame to the next."""
+        """Yield the flow from each frame to the next."""
         for frame in frames:
-            found = self.push(frame)
-            if found is not None:
-                yield found
+            result = self.push(frame)
+            if result is not None:
+                yield result
 
 
 def read_frames(path: str | Path) -> Generator[Tensor, None, None]:

@@ -66,7 +66,7 @@ def test_gradients_are_those_of_the_reference(storage: Any) -> None:
 def test_rows_on_demand_may_come_in_many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     fmap1, fmap2, coords = make_problem(2, 9, 13)
     whole = correlate(fmap1, fmap2, "on_demand")(coords)
-    monkeypatch.setattr("deq_zoo.flow.correlation._ROWS", 500)
+    monkeypatch.setattr("deq_zoo.flow.correlation._ON_DEMAND", 500)
     assert_close(correlate(fmap1, fmap2, "on_demand")(coords), whole)
 
 

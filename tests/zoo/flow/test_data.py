@@ -25,7 +25,15 @@ from deq_zoo.flow.chairs_split import PAIRS, VALIDATION
 from deq_zoo.flow.data import in_batches, training_data
 from deq_zoo.flow.formats import write_flo, write_kitti
 from deq_zoo.flow.layers import pixel_grid
-from deq_zoo.flow.warps import Motion, draw_pair, motorcycle, sample, synthetic_video, unfolded
+from deq_zoo.flow.warps import (
+    PHOTOGRAPHS,
+    Motion,
+    Warps,
+    motorcycle,
+    sample,
+    synthetic_video,
+    unfolded,
+)
 from deq_zoo.task import generator
 from tests.golden import find_data, load_facts
 
@@ -160,7 +168,7 @@ def test_real_files_are_read() -> None:
 
 
 def make_pair(height: int = 90, width: int = 110) -> Pair:
-    return draw_pair("test", 0, (height, width), Motion(shift=2.0), seed=1)
+    return Warps("test", (height, width), Motion(shift=2.0)).draw(0, seed=1)
 
 
 def measure_warp_error(pair: Pair) -> float:
@@ -171,13 +179,18 @@ def measure_warp_error(pair: Pair) -> float:
 
 @pytest.mark.parametrize("k", range(3))
 def test_warps_have_exact_flow(k: int) -> None:
-    pair = draw_pair("test", k, (96, 112), Motion())
+    pair = Warps("test", (96, 112), Motion()).draw(k)
     assert measure_warp_error(pair) < 4  # grey levels: what resampling twice costs
     still = (pair.image1.float() - pair.image2).abs().mean(0)[pair.valid].mean()
     assert measure_warp_error(pair) < 0.3 * float(still)
     assert pair.valid.float().mean() > 0.5
-    again = draw_pair("test", k, (96, 112), Motion())
+    again = Warps("test", (96, 112), Motion()).draw(k)
     assert torch.equal(pair.image1, again.image1)
+
+
+def test_no_photograph_is_in_two_splits() -> None:
+    names = [name for split in PHOTOGRAPHS.values() for name in split]
+    assert len(names) == len(set(names))
 
 
 def test_folds_and_what_leaves_the_frame_are_masked() -> None:

@@ -10,7 +10,7 @@ import torch
 from deq_zoo.errors import DataError
 from deq_zoo.flow import datasets
 from deq_zoo.flow.augment import Augment
-from deq_zoo.flow.data import JUDGES, Mixture, Part, held_out
+from deq_zoo.flow.data import SCORED, Mixture, Part, open_scored, spread
 from deq_zoo.flow.formats import write_flo
 from deq_zoo.task import generator
 from tests.zoo.flow.test_data import list_names, write_all_sets, write_flow, write_picture
@@ -69,12 +69,16 @@ def test_a_set_without_pairs_is_refused(tmp_path: Path) -> None:
 def test_things_are_evaluated_on_their_test_part(tmp_path: Path) -> None:
     root = write_all_sets(tmp_path) / "FlyingThings3D"
     with pytest.raises(DataError, match="TEST"):
-        held_out("things_clean", str(tmp_path))
+        open_scored("things_clean", str(tmp_path))
     (root / "frames_cleanpass/TRAIN").rename(root / "frames_cleanpass/TEST")
     (root / "optical_flow/TRAIN").rename(root / "optical_flow/TEST")
-    validation = held_out("things_clean", str(tmp_path))
+    validation = open_scored("things_clean", str(tmp_path))
     assert (len(validation), validation.masked) == (4, True)
-    assert "things_final" in JUDGES
+    fewer = spread(validation, 2)
+    assert fewer.masked
+    assert fewer.files == validation.files[::2]
+    assert spread(validation, 9) is validation
+    assert "things_final" in SCORED
 
 
 def test_middlebury_is_read_as_its_two_archives_unpack(tmp_path: Path) -> None:

@@ -46,13 +46,15 @@ def test_golden_features_lookup_and_one_application_are_reproduced(storage: Any)
 @torch.no_grad()
 def test_golden_flow_after_eight_plain_iterations_is_reproduced() -> None:
     io, model = load_tensors(MODEL, "io"), make_model(PLAIN)
-    (flow,), state, stats = model(*pick_images(io))
-    assert stats.nfe == 8
+    out = model(pick_images(io))
+    state = out.state
+    assert out.stats is not None
+    assert out.stats.nfe == 8
     assert_close(state.hid, io["zK_h"], **CLOSE)
     assert_close(state.flow, io["zK_flow"], **CLOSE)
     mask = 0.25 * model.mask(state.hid)
     assert_close(mask[..., ::4, ::4], io["mask_zK_s4"], **CLOSE)
-    assert_close(flow, io["flow_up_zK"], rtol=0, atol=1e-3)
+    assert_close(out.prediction, io["flow_up_zK"], rtol=0, atol=1e-3)
 
 
 @torch.no_grad()
@@ -64,10 +66,10 @@ def test_golden_flow_with_global_motion_aggregation_is_reproduced() -> None:
     hid, moved = model.update_block(io["z0_h"], io["z0_flow"], given)
     assert_close(hid, io["gma_f_h"], **CLOSE)
     assert_close(moved, io["gma_f_flow"], **CLOSE)
-    (flow,), state, _ = model(*pick_images(io))
-    assert_close(state.hid, io["gma_zK_h"], **CLOSE)
-    assert_close(state.flow, io["gma_zK_flow"], **CLOSE)
-    assert_close(flow[..., ::4, ::4], io["gma_flow_up_zK_s4"], rtol=0, atol=1e-3)
+    out = model(pick_images(io))
+    assert_close(out.state.hid, io["gma_zK_h"], **CLOSE)
+    assert_close(out.state.flow, io["gma_zK_flow"], **CLOSE)
+    assert_close(out.prediction[..., ::4, ::4], io["gma_flow_up_zK_s4"], rtol=0, atol=1e-3)
 
 
 SIX = {"f_solver": "simple_fixed_point_iter", "f_max_iter": 6}
@@ -82,7 +84,7 @@ GRAPHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def compute_losses(
     model: DEQFlow, io: dict[str, Tensor], dtype: torch.dtype
 ) -> tuple[Tensor, list[float]]:
-    flows, _, _ = model(*pick_images(io, dtype))
+    flows = model(pick_images(io, dtype)).predictions
     truth, valid = io["flow_gt"].to(dtype), io["valid"]
     total = sequence_loss(flows, truth, valid, 0.8)
     total.backward()

@@ -33,25 +33,23 @@ def draw_frames(N: int = 1, height: int = 64, width: int = 64) -> tuple[Tensor, 
 @pytest.mark.parametrize("pad", ["both", "bottom"])
 @torch.no_grad()
 def test_images_of_any_size_get_a_finite_flow(height: int, width: int, pad: Any) -> None:
-    (flow,), state, stats = make_nano()(*draw_frames(2, height, width), pad=pad)
-    assert flow.shape == (2, 2, height, width)
-    assert flow.isfinite().all()
-    assert stats.nfe == 3
-    assert state.flow.shape[2:] == (max(8, -(-height // 8)), max(8, -(-width // 8)))
+    out = make_nano()(draw_frames(2, height, width), pad=pad)
+    assert len(out.predictions) == 1
+    assert out.prediction.shape == (2, 2, height, width)
+    assert out.prediction.isfinite().all()
+    assert out.stats.nfe == 3
+    assert out.state.flow.shape[2:] == (max(8, -(-height // 8)), max(8, -(-width // 8)))
 
 
 @torch.no_grad()
 def test_padding_repeats_the_border_where_it_should() -> None:
     model = make_nano()
     a, b = (x.float() for x in draw_frames(1, 67, 70))
-    (whole,), *_ = model(F.pad(a, (1, 1, 2, 3), mode="replicate"),
-                         F.pad(b, (1, 1, 2, 3), mode="replicate"))  # fmt: skip
-    (flow,), *_ = model(a, b)
-    assert_close(flow, whole[..., 2:-3, 1:-1])
-    (whole,), *_ = model(F.pad(a, (1, 1, 0, 5), mode="replicate"),
-                         F.pad(b, (1, 1, 0, 5), mode="replicate"))  # fmt: skip
-    (flow,), *_ = model(a, b, pad="bottom")
-    assert_close(flow, whole[..., :-5, 1:-1])
+    for pad, (top, bottom) in (("both", (2, 3)), ("bottom", (0, 5))):
+        padded = [F.pad(x, (1, 1, top, bottom), mode="replicate") for x in (a, b)]
+        whole = model((padded[0], padded[1])).prediction
+        flow = model((a, b), pad=pad).prediction
+        assert_close(flow, whole[..., top : whole.shape[2] - bottom, 1:-1])
 
 
 @pytest.mark.parametrize("gma", [False, True])
@@ -59,12 +57,11 @@ def test_padding_repeats_the_border_where_it_should() -> None:
 def test_a_pair_does_not_depend_on_its_batch_mates(gma: bool) -> None:
     model = make_nano(gma=gma).double()
     a, b = draw_frames(3, 64, 72)
-    (together,), *_ = model(a, b)
+    together = model((a, b)).prediction
     for k in range(3):
-        (alone,), *_ = model(a[k : k + 1], b[k : k + 1])
+        alone = model((a[k : k + 1], b[k : k + 1])).prediction
         assert_close(alone[0], together[k], atol=1e-9, rtol=0)
-    (none,), *_ = model(a[:0], b[:0])
-    assert none.shape == (0, 2, 64, 72)
+    assert model((a[:0], b[:0])).prediction.shape == (0, 2, 64, 72)
 
 
 @torch.no_grad()
@@ -107,8 +104,7 @@ def test_convex_upsampling_is_a_mean_of_neighbours() -> None:
 def test_implicit_gradients_flow_in_either_storage(storage: Any) -> None:
     model = make_nano({"ift": True, "f_max_iter": 12, "f_tol": 0.0, "b_max_iter": 6,
                   "on_failure": "ignore"}, correlation=storage)  # fmt: skip
-    (flow,), *_ = model.train()(*draw_frames())
-    flow.sum().backward()
+    model.train()(draw_frames()).prediction.sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
@@ -116,10 +112,10 @@ def test_frozen_statistics_stay_when_training_is_turned_on_again() -> None:
     model = make_nano(freeze_bn=True).train()
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     before = norms[0].running_mean.clone()  # type: ignore[union-attr]
-    model(*draw_frames(2))
+    model(draw_frames(2))
     model.eval()
     model.train()
-    model(*draw_frames(2))
+    model(draw_frames(2))
     assert not any(m.training for m in norms)
     assert model.training
     assert torch.equal(before, norms[0].running_mean)  # type: ignore[arg-type]
@@ -129,38 +125,37 @@ def test_frozen_statistics_stay_when_training_is_turned_on_again() -> None:
 @torch.no_grad()
 def test_a_state_can_be_taken_up_again() -> None:
     model, pair = make_nano(), draw_frames()
-    _, half, _ = model(*pair, f_max_iter=2)
-    (flow,), *_ = model(*pair, start=half, f_max_iter=3)
-    (whole,), *_ = model(*pair, f_max_iter=5)
-    assert_close(flow, whole)
+    half = model(pair, f_max_iter=2)
+    rest = model(pair, half.state, f_max_iter=3)
+    assert_close(rest.prediction, model(pair, f_max_iter=5).prediction)
 
 
 @torch.no_grad()
 def test_copies_pickles_and_state_dicts_are_the_same_function() -> None:
     model, pair = make_nano(gma=True), draw_frames()
-    (flow,), *_ = model(*pair)
-    assert torch.equal(copy.deepcopy(model)(*pair).flows[0], flow)
+    flow = model(pair).prediction
+    assert torch.equal(copy.deepcopy(model)(pair).prediction, flow)
     buffer = io.BytesIO()
     torch.save(model, buffer)
     buffer.seek(0)
     again = torch.load(buffer, weights_only=False)
-    assert torch.equal(again(*pair).flows[0], flow)
+    assert torch.equal(again(pair).prediction, flow)
     other = DEQFlow(model.config, PLAIN).eval()
     other.load_state_dict(model.state_dict())
-    assert torch.equal(other(*pair).flows[0], flow)
+    assert torch.equal(other(pair).prediction, flow)
 
 
 @torch.no_grad()
 def test_half_precision_keeps_coordinates_exact() -> None:
     pair = draw_frames()
-    (exact,), *_ = make_nano()(*pair)
+    exact = make_nano()(pair).prediction
     half = make_nano().bfloat16()
     reset_norm(half)
-    (flow,), state, _ = half(*pair)
-    assert state.flow.dtype == torch.float32
-    assert float((flow - exact).abs().mean()) < 0.1 * float(exact.abs().mean()) + 0.2
+    out = half(pair)
+    assert out.state.flow.dtype == torch.float32
+    assert float((out.prediction - exact).abs().mean()) < 0.1 * float(exact.abs().mean()) + 0.2
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        (flow,), *_ = make_nano()(*pair)
+        flow = make_nano()(pair).prediction
     assert flow.dtype == torch.float32  # a flow of 200 pixels would be rounded to whole ones
     assert flow.isfinite().all()
     assert float((flow - exact).abs().mean()) < 0.1 * float(exact.abs().mean()) + 0.2
@@ -170,8 +165,8 @@ def test_half_precision_keeps_coordinates_exact() -> None:
 def test_evaluation_returns_the_state_of_least_residual() -> None:
     model = make_nano({"f_max_iter": 8, "eval_factor": 1.5, "on_failure": "ignore"}).double()
     pair = draw_frames(3, 67, 90)
-    _, state, stats = model(*pair)
-    given, z = model.inject(*pair), model.start(pair[0])
+    out = model(pair)
+    given, z = model.inject(*pair), model.zero_state(pair[0])
     seen = []
     for _ in range(12):
         last, z = z, State(*model.update_block(*z, given))
@@ -179,13 +174,13 @@ def test_evaluation_returns_the_state_of_least_residual() -> None:
         seen.append((gap.norm(dim=1), z.flow))
     residuals = torch.stack([residual for residual, _ in seen])  # (12, 3)
     for n, k in enumerate(residuals.argmin(0).tolist()):
-        assert_close(state.flow[n], seen[k][1][n])
-    assert stats.nfe == 12
+        assert_close(out.state.flow[n], seen[k][1][n])
+    assert out.stats.nfe == 12
 
 
 @torch.no_grad()
 def test_the_spectral_radius_of_a_pair_of_states_is_reported() -> None:
-    _, _, stats = make_nano()(*draw_frames(), sradius_mode=True)
+    stats = make_nano()(draw_frames(), sradius_mode=True).stats
     assert stats["sradius"].shape == (1,)
     assert stats["sradius"].isfinite().all()
 
@@ -196,17 +191,17 @@ def test_mistakes_are_errors() -> None:
     with pytest.raises(ValueError, match="unknown size 'hug'"):
         FlowConfig(size="hug")
     with pytest.raises(ValueError, match="both frames must have one size"):
-        model(a, draw_frames(1, 72, 64)[1])
+        model((a, draw_frames(1, 72, 64)[1]))
     with pytest.raises(ValueError, match="both frames must have one size"):
-        model(a[..., :60, :], b)  # which padding would make equal
-    with pytest.raises(ValueError, match=r"a start for these images .* \(1, 2, 8, 8\)"):
-        model(a, b, start=model.start(draw_frames(1, 72, 64)[0]))
+        model((a[..., :60, :], b))  # which padding would make equal
+    with pytest.raises(ValueError, match=r"z0 for these images .* \(1, 2, 8, 8\)"):
+        model((a, b), model.zero_state(draw_frames(1, 72, 64)[0]))
     with pytest.raises(ValueError, match="auto, volume, on_demand, got 'none'"):
         FlowConfig(correlation="none")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"images must be \(batch, 3"):
-        model(a[0], b[0])
+        model((a[0], b[0]))
     with pytest.raises(ValueError, match="pad is both or bottom"):
-        model(a, b, pad="top")
+        model((a, b), pad="top")
     with pytest.raises(ValueError, match="dropout"):
         FlowConfig(dropout=1.0)
 
@@ -223,6 +218,6 @@ def test_the_published_initialisation() -> None:
 
 
 def test_states_have_names() -> None:
-    z = make_nano().start(draw_frames()[0])
+    z = make_nano().zero_state(draw_frames()[0])
     assert isinstance(z, State)
     assert not z.hid.any()

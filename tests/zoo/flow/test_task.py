@@ -1,4 +1,4 @@
-"""Presets, training, prediction and conversion, from the command line where users are."""
+"""Presets, training, splits and conversion, from the command line where users are."""
 
 from __future__ import annotations
 
@@ -10,27 +10,26 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from PIL import Image
 
 import deq_zoo
 from deq_zoo.cli import main
-from deq_zoo.errors import CheckpointError, DataError, ZooError
+from deq_zoo.errors import CheckpointError
+from deq_zoo.family import find_family
 from deq_zoo.flow import DEQFlow
 from deq_zoo.flow.convert import from_authors, to_authors
-from deq_zoo.flow.formats import read_flo, read_image, write_image
+from deq_zoo.flow.formats import read_flo
 from deq_zoo.flow.model import State
-from deq_zoo.flow.predict import predict_files, write_submission
 from deq_zoo.flow.presets import DENSE, SPARSE
 from deq_zoo.flow.task import StageTask, WarpTask
-from deq_zoo.flow.warps import synthetic_video
+from deq_zoo.images.files import read_image
 from deq_zoo.preset import PRESETS, find_preset, load_presets
-from deq_zoo.task import Shard
 from deq_zoo.values import from_data, to_data
-from tests.zoo.flow.test_data import write_all_sets
+from tests.code_blocks import code_blocks
+from tests.zoo.flow.inputs import write_frames
+from torchdeq import DEQConfig
 
-CPU = torch.device("cpu")
-load_presets("flow")
+load_presets(find_family("flow"))
 NAMES = [name for name in PRESETS if name.startswith("flow-")]
 
 
@@ -69,25 +68,13 @@ def test_the_smoke_preset_trains_and_reports(smoke: Path) -> None:
     assert "flows" in (smoke / "report.html").read_text()
     with Image.open(smoke / "pictures" / "flows.png") as picture:
         assert picture.width > 400
-    lines = [json.loads(line) for line in (smoke / "log.jsonl").read_text().splitlines()]
-    (metrics,) = (line["metrics"] for line in lines if line["kind"] == "eval")
-    assert metrics["aepe"] == metrics["warps_aepe"]
-
-
-@pytest.fixture
-def frames(tmp_path: Path) -> list[Path]:
-    files = []
-    for k, frame in enumerate(synthetic_video(3, (66, 70))[0]):
-        files.append(tmp_path / f"frame{k}.png")
-        write_image(files[-1], frame)
-    return files
 
 
 def test_predicts_flow_of_two_pictures(
-    smoke: Path, frames: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    smoke: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    files = [str(f) for f in frames[:2]]
+    files = [str(file) for file in write_frames(tmp_path, 2)]
     assert main(["predict", str(smoke), *files, "--out", str(out), "--cpu"]) == 0
     assert "4 evaluations" in capsys.readouterr().out
     assert read_flo(out / "frame0.flo").shape == (2, 66, 70)
@@ -95,107 +82,19 @@ def test_predicts_flow_of_two_pictures(
     assert sorted(p.name for p in out.iterdir()) == ["frame0.flo", "frame0_flow.png"]
 
 
-def test_a_sequence_and_a_video_are_streamed(
-    smoke: Path, frames: list[Path], tmp_path: Path
+def test_the_python_example_of_the_readme_uses_a_trained_model(
+    smoke: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    av = pytest.importorskip("av")
-    model: Any = deq_zoo.load(smoke)
-    lines = list(predict_files(model, frames, tmp_path / "a", CPU))
-    assert len(lines) == 2
-    assert "from the last pair's state" in lines[1]
-    with av.open(str(tmp_path / "film.mp4"), "w") as film:
-        stream = film.add_stream("mpeg4", rate=5)
-        stream.width, stream.height, stream.pix_fmt = 64, 64, "yuv420p"
-        for file in frames:
-            picture = av.VideoFrame.from_image(Image.open(file).crop((0, 0, 64, 64)))
-            film.mux(stream.encode(picture))
-        film.mux(stream.encode())
-    lines = list(predict_files(model, [tmp_path / "film.mp4"], tmp_path / "b", CPU))
-    assert len(lines) == 2
-    assert (tmp_path / "b" / "film_00001.flo").exists()
-
-
-def test_test_sets_are_written_for_their_servers(smoke: Path, tmp_path: Path) -> None:
-    pytest.importorskip("av")
-    root, model = write_all_sets(tmp_path), deq_zoo.load(smoke)
-    assert isinstance(model, DEQFlow)
-    lines = list(write_submission(model, root / "Sintel", tmp_path / "s", CPU))
-    assert len(lines) == 8
-    assert read_flo(tmp_path / "s/final/cave/frame_0002.flo").shape == (2, 80, 96)
-    lines = list(write_submission(model, root / "KITTI", tmp_path / "k", CPU))
-    assert sorted(p.name for p in (tmp_path / "k/flow").iterdir()) == [
-        "000000_10.png", "000001_10.png"
-    ]  # fmt: skip
-    with pytest.raises(ZooError, match="neither Sintel"):
-        list(write_submission(model, tmp_path / "s", tmp_path / "x", CPU))
-
-
-def test_files_that_make_no_pair_are_errors(
-    smoke: Path, frames: list[Path], tmp_path: Path
-) -> None:
-    model: Any = deq_zoo.load(smoke)
-    with pytest.raises(ZooError, match="two pictures"):
-        list(predict_files(model, frames[:1], tmp_path, CPU))
-    with pytest.raises(ZooError, match="several kinds"):
-        list(predict_files(model, [frames[0], tmp_path / "x.mp4"], tmp_path, CPU))
-    Image.new("RGB", (20, 20)).save(tmp_path / "small.png")
-    with pytest.raises(ZooError, match="one size"):
-        list(predict_files(model, [frames[0], tmp_path / "small.png"], tmp_path, CPU))
-
-
-def test_a_stage_trains_on_files_and_is_evaluated_on_files(tmp_path: Path) -> None:
-    pytest.importorskip("av")
-    smoke = find_preset("flow-smoke").task
-    assert isinstance(smoke, WarpTask)
-    task = StageTask(
-        net=smoke.net, deq=smoke.deq, batch=2, crop=(64, 72), stage="kitti",
-        validate=("kitti", "sintel_final"), data_dir=str(write_all_sets(tmp_path)),
-    )  # fmt: skip
-    assert task.steps_per_epoch == 1
-    model = task.build()
-    batch = task.train_batch(0, 0, Shard())
-    loss = task.loss(model.train(), batch, None)
-    assert loss.value.isfinite()
-    with torch.no_grad():
-        result = task.evaluate(model.eval(), CPU, thorough=False)
-    assert set(result.metrics) == {
-        "aepe", "kitti_aepe", "kitti_f1", "sintel_final_aepe",
-        "sintel_final_1px", "sintel_final_3px", "sintel_final_5px",
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["flow-smoke", "flow-kitti-b"])
-def test_training_batches_depend_on_step_seed_and_shard_alone(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("av")
-    task: Any = replace(find_preset(name).task, crop=(64, 72), batch=2)  # type: ignore[type-var]
-    if isinstance(task, StageTask):
-        task = replace(task, data_dir=str(write_all_sets(tmp_path)))
-    first, again, later = (task.train_batch(k, 0, Shard()) for k in (3, 3, 4))
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not torch.equal(first[0], later[0])
-    halves = [task.train_batch(3, 0, Shard(rank, 2)) for rank in range(2)]
-    for whole, *parts in zip(first, *halves, strict=True):
-        assert torch.equal(whole, torch.cat(parts))
-
-
-def test_missing_data_is_an_error_before_anything_is_made(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "run"
-    assert main(["train", "flow-chairs-b", "--out", str(out)]) == 2
-    assert "--data-dir FOLDER" in capsys.readouterr().err
-    assert not out.exists()
-    task: Any = replace(find_preset("flow-things-b").task, data_dir=str(tmp_path))  # type: ignore[type-var]
-    with pytest.raises(DataError, match="there is no Sintel in"):
-        assert task.steps_per_epoch
-    for wrong, message in (
-        ({"validate": ("chair",)}, "did you mean 'chairs'"),
-        ({"validate": ()}, "needs a set"),
-        ({"crop": (60, 64)}, "multiples of 8"),
-        ({"batch": 0}, "at least 1"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            StageTask(**wrong)
+    shutil.copytree(smoke, tmp_path / "runs" / "flow-quick")
+    for file, name in zip(write_frames(tmp_path, 2), ("a.png", "b.png"), strict=True):
+        file.rename(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    program: dict[str, Any] = {"frames": torch.zeros(2, 1, 3, 64, 64)}
+    for block in code_blocks(Path(deq_zoo.__file__).parent / "flow" / "README.md"):
+        exec(block, program)
+    assert program["flow"].shape == (2, 66, 70)
+    weights = deq_zoo.load(smoke).state_dict()
+    assert all(torch.equal(weights[k], v) for k, v in program["model"].state_dict().items())
 
 
 def test_a_later_stage_starts_from_an_earlier_run(smoke: Path) -> None:
@@ -228,36 +127,8 @@ def test_settings_that_would_do_nothing_are_refused(tmp_path: Path) -> None:
         WarpTask(eval_pairs=0)
     with pytest.raises(ValueError, match=r"noise must lie in \[0, 255\]"):
         WarpTask(noise=-1.0)
-
-
-def test_batches_that_are_too_small_are_errors(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("av")
-    with pytest.raises(ZooError, match="a batch of 2 is too small for 3 processes"):
-        find_preset("flow-smoke").task.train_batch(0, 0, Shard(2, 3))
-    root, out = write_all_sets(tmp_path), tmp_path / "run"
-    args = ["--data-dir", str(root), "--out", str(out), "--cpu", "--set", "size=nano"]
-    assert main(["train", "flow-kitti-b", *args]) == 2
-    assert "needs as many pairs, there are 2" in capsys.readouterr().err
-    assert not out.exists()
-
-
-def test_noise_has_one_strength_for_both_frames() -> None:
-    task: Any = replace(find_preset("flow-smoke").task, batch=4)  # type: ignore[type-var]
-    noisy = replace(task, noise=5.0)
-    clean, batch = task.train_batch(0, 0, Shard()), noisy.train_batch(0, 0, Shard())
-    strength = []
-    for before, after in zip(clean[:2], batch[:2], strict=True):
-        assert after.dtype == torch.float32
-        assert 0 <= float(after.min()) <= float(after.max()) <= 255
-        strength.append((after - before).std(dim=(1, 2, 3)))
-    assert (strength[0] < 5.1).all()
-    assert strength[0].unique().numel() == 4
-    torch.testing.assert_close(strength[0], strength[1], rtol=0.05, atol=0.05)
-    assert all(torch.equal(a, b) for a, b in zip(clean[2:], batch[2:], strict=True))
-    again = noisy.train_batch(0, 0, Shard(1, 2))
-    assert torch.equal(again[0], batch[0][1::2])
+    with pytest.raises(ValueError, match="jac_loss_weight would have no effect"):
+        WarpTask(deq=DEQConfig(jac_loss_weight=1.0))
 
 
 def test_released_weights_go_round(smoke: Path, tmp_path: Path) -> None:
@@ -272,25 +143,11 @@ def test_released_weights_go_round(smoke: Path, tmp_path: Path) -> None:
     bare = to_authors(model.state_dict(), data_parallel=False)
     only_twin = {k: v for k, v in bare.items() if ".norm3." not in k}
     assert from_authors(only_twin).keys() == model.state_dict().keys()
+    halves = {k: v.half() if v.is_floating_point() else v for k, v in only_twin.items()}
+    assert not any(v.dtype == torch.float16 for v in from_authors(halves).values())
     bare["cnet.layer2.0.downsample.1.weight"] += 1
     with pytest.raises(CheckpointError, match="one tensor in the authors' files"):
         from_authors(bare)
-
-
-def test_some_solves_of_training_start_near_the_true_flow() -> None:
-    task = replace(find_preset("flow-smoke").task, batch=40, near=0.5, near_error=2.0)  # type: ignore[type-var]
-    batch = task.train_batch(3, 0, Shard())
-    truth, start = batch[2], batch[4]
-    assert start.shape == (40, 2, 8, 9)
-    assert all(map(torch.equal, batch, task.train_batch(3, 0, Shard())))
-    halves = [task.train_batch(3, 0, Shard(rank, 2))[4] for rank in range(2)]
-    assert torch.equal(torch.stack(halves, dim=1).flatten(0, 1), start)
-    moved = start.flatten(1).any(1)
-    assert 10 < int(moved.sum()) < 30
-    errors = 8 * start - F.avg_pool2d(truth, 8)
-    assert 1.5 < float(errors[moved].std()) < 3.0
-    with pytest.raises(ValueError, match="share of pairs"):
-        replace(task, near=1.5)  # type: ignore[type-var]
 
 
 def test_a_solve_may_start_from_a_flow_alone() -> None:
@@ -298,8 +155,8 @@ def test_a_solve_may_start_from_a_flow_alone() -> None:
     a, b = torch.randint(256, (2, 1, 3, 64, 64), dtype=torch.uint8)
     assert isinstance(model, DEQFlow)
     flow = torch.randn(1, 2, 8, 8)
-    result = model(a, b, flow, f_max_iter=2)
-    wanted = model(a, b, State(torch.zeros(1, 32, 8, 8), flow), f_max_iter=2)
-    assert torch.equal(result.flows[0], wanted.flows[0])
-    with pytest.raises(ValueError, match="a start for these images"):
-        model(a, b, torch.randn(1, 2, 4, 8))
+    result = model((a, b), flow, f_max_iter=2)
+    wanted = model((a, b), State(torch.zeros(1, 32, 8, 8), flow), f_max_iter=2)
+    assert torch.equal(result.prediction, wanted.prediction)
+    with pytest.raises(ValueError, match="z0 for these images"):
+        model((a, b), torch.randn(1, 2, 4, 8))

@@ -31,7 +31,7 @@ class Oracle(DEQFlow):
 
     def inject(self, image1: Tensor, image2: Tensor, pad: Any = "both") -> Any:
         step = (image2.float() - image1.float()).mean(dim=(1, 2, 3), keepdim=True)
-        return step.expand_as(self.start(image1).flow)
+        return step.expand_as(self.zero_state(image1).flow)
 
 
 def make_oracle() -> DEQFlow:
