@@ -117,8 +117,9 @@ class Preset:
             options = {**{name: defaults[name] for name in NORM if name in deq.given}, **options}
         try:
             deq = deq.with_options(**options)
+            changed = replace(self, task=replace(self.task, deq=deq))  # type: ignore[type-var]
             get_deq(deq)  # raises for unknown names
-            return replace(self, task=replace(self.task, deq=deq))  # type: ignore[type-var]
+            return changed
         except (ValueError, TypeError, KeyError) as error:
             raise ZooError(str(error)) from None
 

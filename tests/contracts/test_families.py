@@ -23,6 +23,7 @@ from deq_zoo.model import Model
 from deq_zoo.output import Output
 from deq_zoo.preset import PRESETS, load_presets
 from deq_zoo.run import Run
+from deq_zoo.task import Split
 from deq_zoo.values import from_data, to_data
 from tests.contracts.families import (
     NAMES,
@@ -159,7 +160,7 @@ class TestUse:
 
     def test_both_splits_have_the_same_metrics(self, name: str, runs: SmokeRuns) -> None:
         model, task = runs.model(name), smoke(name).task
-        splits = ("test",) if task.val_set is None else ("val", "test")
+        splits: list[Split] = ["test"] if task.val_set is None else ["val", "test"]
         metrics = [evaluate(task, model, split, thorough=False).metrics for split in splits]
         assert all(found.keys() == metrics[0].keys() for found in metrics)
         assert task.score.name in metrics[0]
