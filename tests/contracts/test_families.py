@@ -280,10 +280,10 @@ class TestOptions:
         assert unused, "no task uses every option: spectral radii are estimated by the zoo"
         for option in unused:
             value = other_value(option)
-            with pytest.raises(ZooError, match=f"{option} would have no effect"):
+            with pytest.raises(ZooError, match=f"{option}.*no effect"):
                 preset.with_deq(**{option: value})
             deq = DEQConfig(preset.task.deq, **{option: value})
-            with pytest.raises(ValueError, match=f"{option} would have no effect"):
+            with pytest.raises(ValueError, match=f"{option}.*no effect"):
                 replace(preset.task, deq=deq)  # type: ignore[type-var]
 
     def test_flags_and_settings_without_effect_are_errors(
