@@ -43,13 +43,13 @@ def open_model(
     with torch.random.fork_rng(devices=[]):
         model = preset.task.build(checkpoint.facts)
     load_weights(model, checkpoint.model, str(path))
-    model.facts = known_facts(preset.task) if checkpoint.facts is None else checkpoint.facts
+    model.facts = _available_facts(preset.task) if checkpoint.facts is None else checkpoint.facts
     model.preset = preset
     return model.eval(), preset
 
 
-def known_facts(task: Task) -> dict[str, object]:
-    """Return the facts of a task as far as its data is there."""
+def _available_facts(task: Task) -> dict[str, object]:
+    """Return the facts of a task; none if its data is missing."""
     try:
         return task.facts()
     except (DataError, MissingPackage):
