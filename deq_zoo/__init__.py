@@ -7,8 +7,9 @@ from deq_zoo.lazy import lazy_names
 
 if TYPE_CHECKING:
     from deq_zoo.family import Family, register_family
+    from deq_zoo.fitting import fit
     from deq_zoo.loading import load
-    from deq_zoo.training import fit, train
+    from deq_zoo.training import train
 
 __all__ = [
     "CheckpointError",
@@ -25,7 +26,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "Family": "family",
-        "fit": "training",
+        "fit": "fitting",
         "load": "loading",
         "register_family": "family",
         "train": "training",

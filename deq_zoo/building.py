@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from accelerate.utils import set_seed
 
 from deq_zoo.errors import ZooError
 from deq_zoo.model import Model
@@ -22,9 +24,31 @@ def try_to_build(preset: Preset, facts: Mapping[str, Any] | None = None) -> Mode
         facts: those of a checkpoint, see `Task.build`.
     """
     with torch.random.fork_rng(devices=[]):
-        try:
-            model = preset.task.build(facts)
-            preset.optim.make(p for p in model.parameters() if p.requires_grad)
-        except (ValueError, TypeError, KeyError, RuntimeError) as error:
-            raise ZooError(f"this preset cannot be built: {error}") from None
+        return _build(preset, facts)
+
+
+def build_for_training(preset: Preset) -> Model:
+    """Return the model of a preset, drawn from its seed, with the facts of its data.
+
+    Global random generators are left as initialisation leaves them; errors as in `try_to_build`.
+    """
+    set_seed(preset.seed)
+    model = _build(preset, None)
+    model.facts, model.preset = preset.task.facts(), preset
     return model
+
+
+def _build(preset: Preset, facts: Mapping[str, Any] | None) -> Model:
+    with refusing_settings():
+        model = preset.task.build(facts)
+        preset.optim.make(p for p in model.parameters() if p.requires_grad)  # checks the options
+    return model
+
+
+@contextmanager
+def refusing_settings() -> Iterator[None]:
+    """Raise `ZooError` for settings that do not fit together, whatever error shows it."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, RuntimeError) as error:
+        raise ZooError(f"this preset cannot be built: {error}") from None

@@ -94,44 +94,29 @@ def _with_data_dir(preset: Preset, args: argparse.Namespace) -> Preset:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from deq_zoo.building import try_to_build
-    from deq_zoo.preset import find_preset
-    from deq_zoo.run import Run
-    from deq_zoo.training import make_accelerator, start_run, train
+    from deq_zoo.training import train_changed
 
-    out = args.out or Path("runs") / args.name
-    if args.resume and args.force:
-        raise ZooError("--resume goes on with a run, --force replaces it: choose one")
-    if args.resume:
-        run = Run.open(out)
-        if run.name != args.name:
-            raise ZooError(f"{out} holds a run of {run.name}, not of {args.name}")
-        preset = _with_data_dir(run.preset(), args)
-        if _with_changes(preset, args) != preset:
-            raise ZooError("a resumed run keeps its settings: drop --set and flags")
-    else:
-        preset = _with_changes(find_preset(args.name), args)
-        model = try_to_build(preset)
-    preset.task.open_data()  # raises for missing data before a folder is made
-    accelerator = make_accelerator(preset, args.cpu)
-    if not args.resume:
-        preset.task.begin(model)
-        run = start_run(out, args.name, preset, args.force, accelerator)
-    result = train(
-        run, preset, resume=args.resume, quiet=args.quiet, max_seconds=args.max_seconds,
-        accelerator=accelerator,
-    )  # fmt: skip
+    result = train_changed(
+        args.name,
+        lambda preset: _with_changes(preset, args),
+        out=args.out,
+        resume=args.resume,
+        force=args.force,
+        quiet=args.quiet,
+        cpu=args.cpu,
+        max_seconds=args.max_seconds,
+        report=not args.no_report,
+    )
     if not result.main:
         return 0
     if not result.finished:
-        print(f"stopped at step {result.step} of {result.steps}; --resume goes on from {out}")
+        print(
+            f"stopped at step {result.step} of {result.steps}; --resume goes on from "
+            f"{result.run.path}"
+        )
         if result.interrupted:
             return 128 + result.interrupted
-    if not args.no_report:
-        from deq_zoo.report import write_report
-
-        write_report(run, preset)
-    _print_result(preset, result.metrics, run)
+    _print_result(result.run.preset(), result.metrics, result.run)
     return 0
 
 
@@ -160,8 +145,8 @@ def _open(args: argparse.Namespace) -> tuple[Model, Preset]:
 def _evaluate(args: argparse.Namespace) -> None:
     from deq_zoo.building import try_to_build
     from deq_zoo.evaluate import evaluate
+    from deq_zoo.log import as_json
     from deq_zoo.results import describe_evaluation, evaluation_as_data
-    from deq_zoo.run import as_json
     from deq_zoo.weights import load_weights
 
     trained, preset = _open(args)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from deq_zoo.checkpoint import random_state, restore_random_state
+from deq_zoo.finite import check_parameters
 from deq_zoo.model import Model
+from deq_zoo.randomness import unchanged_randomness
 from deq_zoo.task import Evaluation, Split, Task
 
 
@@ -13,12 +14,13 @@ def evaluate(task: Task, model: Model, split: Split = "test", thorough: bool = T
     """Return the task's own evaluation, without gradients, in evaluation mode.
 
     Random generators are as before afterwards: evaluating does not change how training goes on.
+    Raise `ZooError` for a model with parameters that are not finite.
     """
-    training, before = model.training, random_state()
+    check_parameters(model)
+    training = model.training
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), unchanged_randomness():
             return task.evaluate(model, split, thorough)
     finally:
         model.train(training)
-        restore_random_state(before)

@@ -7,11 +7,10 @@ from pathlib import Path
 import torch
 
 from deq_zoo.checkpoint import Checkpoint
-from deq_zoo.errors import DataError, MissingPackage, ZooError
+from deq_zoo.errors import ZooError
 from deq_zoo.model import Model
 from deq_zoo.preset import Preset
 from deq_zoo.run import Run, read_preset
-from deq_zoo.task import Task
 from deq_zoo.weights import load_weights
 
 
@@ -43,14 +42,7 @@ def open_model(
     with torch.random.fork_rng(devices=[]):
         model = preset.task.build(checkpoint.facts)
     load_weights(model, checkpoint.model, str(path))
-    model.facts = known_facts(preset.task) if checkpoint.facts is None else checkpoint.facts
+    facts = checkpoint.facts
+    model.facts = preset.task.available_facts() if facts is None else facts
     model.preset = preset
     return model.eval(), preset
-
-
-def known_facts(task: Task) -> dict[str, object]:
-    """Return the facts of a task as far as its data is there."""
-    try:
-        return task.facts()
-    except (DataError, MissingPackage):
-        return {}

@@ -1,4 +1,4 @@
-"""Optimisers and learning-rate schedules as values; the rate is a function of the step alone."""
+"""Optimisers and learning-rate schedules as values; the rate depends on the step alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def factor(self, step: int, steps: int) -> float:
-        """For update `step` = 0, 1, ... out of `steps`."""
+        """Return the factor for update `step` = 0, 1, ... out of `steps`."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class LinearOneCycle(Schedule):
 
 @dataclass(frozen=True)
 class WarmCosine(Schedule):
-    """Linear over `warmup` updates, then a cosine that began with the run: it drops a little.
+    """A linear rise over `warmup` updates, then the rest of a cosine over the whole run.
 
     Args:
         warmup: updates in which the rate rises.
@@ -129,7 +129,7 @@ class WarmCosine(Schedule):
 
 
 class Optim(ABC):
-    """An optimiser's options. Subclasses are frozen dataclasses."""
+    """Options of an optimiser. Subclasses are frozen dataclasses."""
 
     lr: float
     schedule: Schedule
@@ -143,7 +143,7 @@ class Optim(ABC):
 
     @abstractmethod
     def make(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimiser itself."""
+        """Return an optimiser of parameters."""
 
     def set_rate(self, optimizer: torch.optim.Optimizer, step: int, steps: int) -> float:
         """Set the rate of update `step`, relative to each group's own; return the first."""

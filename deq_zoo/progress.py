@@ -1,4 +1,4 @@
-"""What a person sees while a model trains: a live line on a terminal, plain lines elsewhere."""
+"""The display of a training run: a live line on a terminal, lines of JSON elsewhere."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from deq_zoo.run import as_json
+from deq_zoo.log import as_json
 
 
 class Display(Protocol):
-    """Told about every logged step and every evaluation."""
+    """Something that shows every logged step and every evaluation."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *error: Any) -> None: ...
     def step(self, step: int, values: dict[str, float]) -> None: ...
-    def judged(self, step: int, metrics: dict[str, float], solver: dict[str, Any]) -> None: ...
+    def evaluated(self, step: int, metrics: dict[str, float], solver: dict[str, Any]) -> None: ...
 
 
 def make_display(steps: int, start: int, quiet: bool) -> Display:
-    """The display that fits where the output goes."""
+    """Return a display for a terminal, or for a file or pipe."""
     if quiet:
         return Silent()
     return Live(steps, start) if sys.stdout.isatty() else Lines(steps)
 
 
 class Silent:
-    """Says nothing."""
+    """A display that shows nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -43,30 +43,30 @@ class Silent:
     def step(self, step: int, values: dict[str, float]) -> None:
         pass
 
-    def judged(self, step: int, metrics: dict[str, float], solver: dict[str, Any]) -> None:
+    def evaluated(self, step: int, metrics: dict[str, float], solver: dict[str, Any]) -> None:
         pass
 
 
 class Lines(Silent):
-    """One JSON object per line, training at most once a second, for files and pipes."""
+    """One JSON object per line for files and pipes; steps of training at most once a second."""
 
     def __init__(self, steps: int) -> None:
-        self.steps, self._told = steps, 0.0
+        self.steps, self._shown = steps, 0.0
 
     def step(self, step: int, values: dict[str, float]) -> None:
-        if time.monotonic() - self._told >= 1 or step == self.steps:
-            self._told = time.monotonic()
+        if time.monotonic() - self._shown >= 1 or step == self.steps:
+            self._shown = time.monotonic()
             self._print({"step": step, "of": self.steps, **values})
 
-    def judged(self, step: int, metrics: dict[str, float], solver: dict[str, Any]) -> None:
-        told = {"nfe": solver["nfe"], "residual": solver["residual"]}
-        self._print({"step": step, "of": self.steps, **metrics, **told})
+    def evaluated(self, step: int, metrics: dict[str, float], solver: dict[str, Any]) -> None:
+        shown = {"nfe": solver["nfe"], "residual": solver["residual"]}
+        self._print({"step": step, "of": self.steps, **metrics, **shown})
 
     def _print(self, values: dict[str, Any]) -> None:
         rounded = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in values.items()}
         try:
             print(as_json(rounded), flush=True)
-        except BrokenPipeError:  # nobody listens any more: go on in silence
+        except BrokenPipeError:  # the reader has gone: go on without output
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
 
@@ -82,11 +82,11 @@ class Live:
             BarColumn(bar_width=12),
             MofNCompleteColumn(),
             TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[told]}", table_column=numbers),
+            TextColumn("{task.fields[text]}", table_column=numbers),
             console=Console(),
             expand=True,
         )
-        self._task = self._progress.add_task("", total=steps, completed=start, told="")
+        self._task = self._progress.add_task("", total=steps, completed=start, text="")
         self._score = ""
 
     def __enter__(self) -> Self:
@@ -103,13 +103,13 @@ class Live:
 
     def step(self, step: int, values: dict[str, float]) -> None:
         shown = {k: v for k, v in values.items() if k != "lr"}
-        told = " ".join(f"{_SHORT.get(name, name)} {value:.3g}" for name, value in shown.items())
-        self._progress.update(self._task, completed=step, told=f"{self._score}{told}")
+        text = " ".join(f"{_SHORT.get(name, name)} {value:.3g}" for name, value in shown.items())
+        self._progress.update(self._task, completed=step, text=f"{self._score}{text}")
 
-    def judged(self, step: int, metrics: dict[str, float], solver: dict[str, Any]) -> None:
-        told = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    def evaluated(self, step: int, metrics: dict[str, float], solver: dict[str, Any]) -> None:
+        text = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         self._progress.console.print(
-            f"step {step}: {told}  nfe {solver['nfe']:.3g}  residual {solver['residual']:.2g}",
+            f"step {step}: {text}  nfe {solver['nfe']:.3g}  residual {solver['residual']:.2g}",
             highlight=False,
         )
         name, value = next(iter(metrics.items()))

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from deq_zoo.log import as_json
 from deq_zoo.predictions import Failure, OutFolder, Prediction
-from deq_zoo.run import as_json
 from deq_zoo.task import Evaluation, Split, Task
 
 _STATUSES = {"MAX_ITER": "budget spent", "NONFINITE": "not finite"}

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from math import isfinite
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from deq_zoo.checkpoint import Checkpoint
-from deq_zoo.errors import ZooError
+from deq_zoo.errors import CheckpointError, ZooError
 from deq_zoo.files import write_atomically
+from deq_zoo.identity import differing_settings
+from deq_zoo.lock import locked
+from deq_zoo.log import as_json, read_line
 from deq_zoo.preset import Preset
 from deq_zoo.values import from_data, to_data
 
@@ -24,72 +27,117 @@ class Run:
         self.config, self.log_file = path / "config.json", path / "log.jsonl"
         self.last, self.best = path / "last.safetensors", path / "best.safetensors"
         self.report, self.pictures = path / "report.html", path / "pictures"
-        self.tensorboard = path / "tensorboard"
+        self.tensorboard, self.lock_file = path / "tensorboard", path / "lock.json"
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
 
     @classmethod
     def create(cls, path: Path, name: str, preset: Preset, force: bool = False) -> Run:
-        """A new folder; one that exists is an error, or with `force` replaced."""
+        """Make a new run folder; raise `ZooError` if there is one already, unless `force` is set.
+
+        The caller holds the lock of the folder if others may write to it.
+        """
         run = cls(path)
-        try:
-            if path.exists() and any(path.iterdir()):
-                run._make_way(force)
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ZooError(f"cannot make the run folder {path}: {error}") from None
-        held = {"name": name, "preset": to_data(preset)}
-        write_atomically(run.config, json.dumps(held, indent=1))
+        run.check_replaceable(force)
+        run._make_folder()
+        run._remove_files()
+        run.write_config(name, preset)
         return run
 
-    def _make_way(self, force: bool) -> None:
-        """Remove the files of an earlier run, and nothing else."""
+    @classmethod
+    def open(cls, path: Path) -> Run:
+        """Return the run in an existing folder."""
+        run = cls(path)
+        if not run.config.exists():
+            raise ZooError(f"{path} is not a run folder: it has no config.json")
+        return run
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Return a block in which no other process can train in the folder, which is made."""
+        self._make_folder()
+        return locked(self.lock_file)
+
+    @property
+    def is_half_made(self) -> bool:
+        """Whether the folder is missing, empty, or left by a run that was killed while starting."""
+        if not self.path.is_dir():
+            return not self.path.exists()
+        names = {file.name for file in self.path.iterdir()}
+        ours = {self.config.name, self.last.name, self.best.name, self.log_file.name}
+        return all(
+            name.startswith(self.lock_file.name) or name.removesuffix(".part") in ours - {name}
+            for name in names
+        )
+
+    def _make_folder(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ZooError(f"cannot make the run folder {self.path}: {error}") from None
+
+    def check_replaceable(self, force: bool) -> None:
+        """Raise `ZooError` if the folder has files, unless they are a run's and `force` is set."""
+        if self.is_half_made:
+            return
         if not force:
             raise ZooError(
                 f"{self.path} exists already: go on with --resume, choose another folder with "
                 "--out or replace it with --force"
             )
         try:
-            self.preset()
+            self._read()
         except ZooError:
             raise ZooError(
                 f"{self.path} is not a run folder; --force replaces nothing else"
             ) from None
+
+    def _remove_files(self) -> None:
+        """Remove the files of an earlier run, and nothing else; the configuration comes last."""
         for folder in (self.pictures, self.tensorboard):
             shutil.rmtree(folder, ignore_errors=True)
         for file in (self.log_file, self.last, self.best, self.report, self.config):
-            file.unlink(missing_ok=True)
+            for each in (file.with_name(f"{file.name}.part"), file):
+                each.unlink(missing_ok=True)
 
-    @classmethod
-    def open(cls, path: Path) -> Run:
-        """An existing folder."""
-        run = cls(path)
-        if not run.config.exists():
-            raise ZooError(f"{path} is not a run folder: it has no config.json")
-        return run
+    def write_config(self, name: str, preset: Preset) -> None:
+        """Write the configuration, whole or not at all."""
+        config = {"name": name, "preset": to_data(preset)}
+        write_atomically(self.config, json.dumps(config, indent=1))
 
     @property
     def name(self) -> str:
-        """The preset's name."""
+        """Return the name of the preset."""
         return str(self._read()["name"])
 
     def preset(self) -> Preset:
-        """The configuration the run was started with."""
+        """Return the preset of the run, with its settings."""
         return read_preset(self._read(), str(self.config))
 
     def _read(self) -> dict[str, Any]:
         try:
-            held = json.loads(self.config.read_text())
+            config = json.loads(self.config.read_text())
         except (OSError, ValueError) as error:  # of JSON and of UTF-8
             raise ZooError(f"{self.config} cannot be read: {error}") from None
-        if not isinstance(held, dict) or not {"name", "preset"} <= set(held):
+        if not isinstance(config, dict) or not {"name", "preset"} <= set(config):
             raise ZooError(f"{self.config} is not the configuration of a run")
-        return held
+        return config
 
     def checkpoint(self, best: bool = False) -> Checkpoint:
-        """The last checkpoint, or the best if asked and there."""
-        return Checkpoint.load(self.best if best and self.best.exists() else self.last)
+        """Return the last checkpoint, or the best if there is one; check that it is of this run."""
+        path = self.best if best and self.best.exists() else self.last
+        checkpoint = Checkpoint.load(path)
+        differing = differing_settings(read_preset(checkpoint.config, str(path)), self.preset())
+        if differing:
+            raise CheckpointError(
+                f"{path} comes from another run ({checkpoint.config.get('name')}): its settings "
+                f"differ from those of {self.config} in {', '.join(differing[:3])}"
+                + (f" and {len(differing) - 3} more" if len(differing) > 3 else "")
+            )
+        return checkpoint
 
     def log(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """Append a line; a torn last line of a killed run is skipped when the log is read."""
+        """Append a line to the log."""
         try:
             with self.log_file.open("a") as file:
                 file.write(as_json({"kind": kind, "step": step, **values}) + "\n")
@@ -97,44 +145,30 @@ class Run:
             raise ZooError(f"could not write {self.log_file}: {error}") from None
 
     def lines(self, kind: str | None = None) -> Iterator[dict[str, Any]]:
-        """The log, oldest first."""
+        """Yield the lines of the log, oldest first, with the keys and types that `read_line` says.
+
+        Skip lines that training did not write, and the torn last line of a killed run.
+        """
         if not self.log_file.exists():
             return
         with self.log_file.open(errors="replace") as file:
             for text in file:
-                try:
-                    line = json.loads(text)
-                except json.JSONDecodeError:
-                    continue
-                whole = isinstance(line, dict) and {"kind", "step"} <= set(line)
-                if whole and kind in (None, line["kind"]):
+                line = read_line(text)
+                if line is not None and kind in (None, line["kind"]):
                     yield line
 
     def forget_after(self, step: int) -> None:
-        """Drop what was logged after a checkpoint that the run resumes from."""
+        """Drop lines that were logged after the checkpoint that the run resumes from."""
         kept = [json.dumps(line) + "\n" for line in self.lines() if line["step"] <= step]
         write_atomically(self.log_file, "".join(kept))
 
 
-def read_preset(held: Mapping[str, Any], source: str) -> Preset:
-    """The preset that a file describes; anything else in it is told."""
+def read_preset(config: Mapping[str, Any], source: str) -> Preset:
+    """Return the preset that a configuration describes; raise `ZooError` if it describes none."""
     try:
-        preset = from_data(held["preset"])
+        preset = from_data(config["preset"])
     except (KeyError, TypeError, ValueError, AttributeError, ImportError) as error:
         raise ZooError(f"{source} does not describe a preset: {error}") from None
     if not isinstance(preset, Preset):
         raise ZooError(f"{source} does not describe a preset")
     return preset
-
-
-def as_json(values: Mapping[str, Any]) -> str:
-    """One line of JSON; numbers that it does not know are null."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, float) and not isfinite(value):
-            return None
-        if isinstance(value, Mapping):
-            return {key: plain(item) for key, item in value.items()}
-        return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-    return json.dumps(plain(values))

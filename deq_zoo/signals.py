@@ -1,30 +1,46 @@
-"""Signals that end a training run after the step at work."""
+"""Signals that end a training run after the current step."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+_REPEATED = 1.0  # seconds within which a launcher passes on a signal that came to all processes
 
 
 @contextmanager
 def interruptible() -> Iterator[list[int]]:
-    """A block in which Ctrl-C and SIGTERM are noted; a second Ctrl-C interrupts at once."""
+    """Collect Ctrl-C and SIGTERM within a block; a second Ctrl-C interrupts at once."""
     received: list[int] = []
+    first = 0.0
 
     def note(number: int, frame: FrameType | None) -> None:
-        if received:
+        nonlocal first
+        if not received:
+            received.append(number)
+            first = time.monotonic()
+        elif number == signal.SIGINT and time.monotonic() - first > _REPEATED:
             raise KeyboardInterrupt
-        received.append(number)
 
-    try:
-        former = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread, which alone may listen
+    with handling(note, signal.SIGINT, signal.SIGTERM):
         yield received
+
+
+@contextmanager
+def handling(
+    handler: Callable[[int, FrameType | None], object], *numbers: signal.Signals
+) -> Iterator[None]:
+    """Handle signals by a function within a block; only the main thread can."""
+    try:
+        former = {number: signal.signal(number, handler) for number in numbers}
+    except ValueError:  # signals arrive in the main thread, and this is another
+        yield
         return
     try:
-        yield received
+        yield
     finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+        for number, each in former.items():
+            signal.signal(number, each)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from deq_zoo.errors import ZooError
+from deq_zoo.errors import DataError, MissingPackage, ZooError
 from deq_zoo.model import Model
 from deq_zoo.predictions import Failure, OutFolder, Prediction
 from deq_zoo.record import SolverRecord
@@ -143,6 +143,13 @@ class Task(ABC):
         They are plain values, saved in every checkpoint and known to the model as `model.facts`.
         """
         return {}
+
+    def available_facts(self) -> dict[str, Any]:
+        """Return the facts; none if the data that they are about is missing."""
+        try:
+            return self.facts()
+        except (DataError, MissingPackage):
+            return {}
 
     @abstractmethod
     def build(self, facts: Mapping[str, Any] | None = None) -> Model:

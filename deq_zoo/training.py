@@ -1,249 +1,217 @@
-"""The one training loop; no model is named in it."""
+"""Training a preset in a run folder."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs
-from accelerate.state import AcceleratorState
-from accelerate.utils import gather_object, set_seed
-
-from deq_zoo.batches import closing_batches
-from deq_zoo.checkpoint import Checkpoint, random_state, restore_random_state
 from deq_zoo.errors import ZooError
-from deq_zoo.evaluate import evaluate
-from deq_zoo.preset import Preset
-from deq_zoo.progress import Display, make_display
+from deq_zoo.identity import CHANGEABLE, differing_settings
+from deq_zoo.loading import load
+from deq_zoo.model import Model
+from deq_zoo.preset import Preset, find_preset
+from deq_zoo.processes import Processes, start_processes
 from deq_zoo.run import Run
-from deq_zoo.signals import interruptible
-from deq_zoo.task import Batch, Evaluation, Shard
-from deq_zoo.tree import to_device
-from deq_zoo.update import Learner, check_finite
-from deq_zoo.values import to_data
-from deq_zoo.weights import load_weights
-from deq_zoo.window import Window
+from deq_zoo.settings import change_settings
+from deq_zoo.trainer import TIME_UP, Trainer
+from deq_zoo.update import check_seconds, refusing_settings
 
 
-@dataclass
+@dataclass(frozen=True)
 class Result:
-    """How a run ended."""
+    """How a run ended.
 
+    Attributes:
+        run: the folder.
+        step: updates that it has done.
+        steps: updates of the whole run.
+        best: the score on validation data by which the best checkpoint was chosen; None without.
+        best_step: the step of that checkpoint; None if the last one counts.
+        validation: metrics of the latest evaluation on validation data.
+        test: metrics of the chosen weights on test data; empty until the run has finished.
+        interrupted: the number of the signal that stopped the run; 0 if none did.
+        seconds: that training took, this time.
+        main: whether this process speaks for the run, where several train.
+    """
+
+    run: Run
     step: int
     steps: int
     best: float | None
-    metrics: dict[str, float]
-    interrupted: int = 0  # the signal that stopped it
+    best_step: int | None
+    validation: dict[str, float]
+    test: dict[str, float]
+    interrupted: int = 0
     seconds: float = 0.0
-    main: bool = True  # whether this process speaks for the run
+    main: bool = True
 
     @property
     def finished(self) -> bool:
+        """Whether all updates are done."""
         return self.step >= self.steps
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics on test data; on validation data if the run has not finished."""
+        return self.test or self.validation
 
-def start_run(out: Path, name: str, preset: Preset, force: bool, accelerator: Accelerator) -> Run:
-    """The run's folder, made by one process for all."""
-    if accelerator.is_main_process:
-        Run.create(out, name, preset, force)
-    accelerator.wait_for_everyone()
-    return Run.open(out)
-
-
-def make_accelerator(preset: Preset, cpu: bool) -> Accelerator:
-    """The devices and the precision of a run."""
-    AcceleratorState._reset_state()  # another run of this process may have had another precision
-    # Buffers are functions of weights and data that all processes share, or statistics of which
-    # the first one's count. Sending them along with every forward pass would cost time, and hang
-    # where processes take a different number of passes.
-    alone = DistributedDataParallelKwargs(broadcast_buffers=False)
-    accelerator = Accelerator(mixed_precision=preset.precision, cpu=cpu, kwargs_handlers=[alone])
-    if preset.precision == "fp16" and accelerator.device.type == "cpu":
-        raise ZooError("fp16 needs an accelerator: use precision=bf16, or none, on a CPU")
-    return accelerator
+    def model(self, best: bool = True) -> Model:
+        """Return the trained model: the best weights, or the last."""
+        return load(self.run.path, best)
 
 
 def train(
-    run: Run,
-    preset: Preset,
+    name: str,
     *,
+    out: str | Path | None = None,
     resume: bool = False,
+    force: bool = False,
     quiet: bool = False,
     cpu: bool = False,
     max_seconds: float | None = None,
-    accelerator: Accelerator | None = None,
+    report: bool = True,
+    **settings: Any,
 ) -> Result:
-    """Train, evaluate, log and save until the preset's steps are done.
+    """Train a preset in a run folder, as `deq-zoo train` does.
 
-    Ctrl-C and SIGTERM end the run after the step at work, with a checkpoint. `max_seconds` ends
-    it likewise. The result of a resumed run is that of an uninterrupted one, bit for bit. A run
-    that was killed before its first checkpoint begins anew.
+    Ctrl-C, SIGTERM and `max_seconds` end the run after the current step, with a checkpoint. A
+    resumed run ends with the weights of an uninterrupted one, bit for bit. With other `steps` or
+    `epochs`, a resumed run becomes longer: its schedule follows the new length.
+
+    Args:
+        name: of the preset.
+        out: the run folder; by default `runs/NAME`.
+        resume: go on with the run in the folder.
+        force: replace the run in the folder.
+        quiet: show no progress.
+        cpu: do not use an accelerator.
+        max_seconds: stop after so long.
+        report: write `report.html` at the end.
+        **settings: changes of the preset, e.g. `lr=0.01`, `f_solver="anderson"` or
+            `**{"task.batch": 32}`.
     """
-    trainer = Trainer(run, preset, accelerator or make_accelerator(preset, cpu))
-    if resume and run.last.exists():
+    return train_changed(
+        name,
+        lambda preset: change_settings(preset, settings),
+        out=out,
+        resume=resume,
+        force=force,
+        quiet=quiet,
+        cpu=cpu,
+        max_seconds=max_seconds,
+        report=report,
+    )
+
+
+def train_changed(
+    name: str,
+    change: Callable[[Preset], Preset],
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    force: bool = False,
+    quiet: bool = False,
+    cpu: bool = False,
+    max_seconds: float | None = None,
+    report: bool = True,
+) -> Result:
+    """Train as `train` does, with settings that a function changes.
+
+    Args:
+        name: of the preset.
+        change: returns the preset to train from that of the name, or from that of a resumed run.
+        out: see `train`, as for all that follow.
+        resume: see `train`.
+        force: see `train`.
+        quiet: see `train`.
+        cpu: see `train`.
+        max_seconds: see `train`.
+        report: see `train`.
+    """
+    if resume and force:
+        raise ZooError("--resume goes on with a run, --force replaces it: choose one")
+    check_seconds(max_seconds)
+    run = Run(Path("runs") / name if out is None else Path(out))
+    resume = resume and not (run.path.is_dir() and run.is_half_made)
+    if resume:
+        preset = _extended(run, name, change)
+        resume = run.last.exists()  # otherwise it was killed before its first checkpoint
+        force = not resume
+    else:
+        preset = change(find_preset(name))
+        run.check_replaceable(force)  # soon, and again when the folder is locked
+    processes = start_processes(preset, cpu)
+    with processes.ending_together(lambda: _advice(run, processes)), ExitStack() as stack:
+        with refusing_settings():
+            preset.task.open_data()
+        trainer = Trainer(run, name, preset, processes, begins=not resume)
+        processes.from_main(lambda: _take(run, stack, name, preset, resume, force))
+        result = _train(trainer, resume, quiet, max_seconds)
+        if report and result.main and not result.interrupted:
+            from deq_zoo.report import write_report  # slow to import
+
+            write_report(run, preset)
+        return result
+
+
+def _extended(run: Run, name: str, change: Callable[[Preset], Preset]) -> Preset:
+    """Return the preset with which a run goes on: its own, perhaps with another length."""
+    run = Run.open(run.path)
+    if run.name != name:
+        raise ZooError(f"{run.path} holds a run of {run.name}, not of {name}")
+    former = run.preset()
+    preset = change(former)
+    differing = differing_settings(former, preset)
+    if differing:
+        raise ZooError(
+            f"a resumed run keeps its settings, except for {', '.join(CHANGEABLE)}: drop "
+            f"{', '.join(differing)}"
+        )
+    return preset
+
+
+def _take(run: Run, stack: ExitStack, name: str, preset: Preset, resume: bool, force: bool) -> None:
+    """Lock the run folder; make it, or note in it the settings with which the run goes on."""
+    stack.enter_context(run.locked())
+    if not resume:
+        Run.create(run.path, name, preset, force)
+    elif preset != run.preset():
+        run.write_config(name, preset)
+
+
+def _train(trainer: Trainer, resume: bool, quiet: bool, max_seconds: float | None) -> Result:
+    """Train from the beginning or the last checkpoint; score the test data at the end."""
+    began = time.monotonic()
+    if resume:
         trainer.resume()
     else:
-        preset.task.begin(trainer.accelerator.unwrap_model(trainer.model))
-        trainer.save(run.last)
-    with interruptible() as signals, trainer.display(quiet) as display, trainer.open_board():
-        return trainer.loop(signals, display, max_seconds)
+        trainer.save(trainer.run.last)
+    if trainer.step < trainer.steps:
+        trainer.train(quiet, max_seconds)
+    test = trainer.score_test() if trainer.step >= trainer.steps else {}
+    return Result(
+        run=trainer.run,
+        step=trainer.step,
+        steps=trainer.steps,
+        best=trainer.best,
+        best_step=trainer.best_step,
+        validation=trainer.validation,
+        test=test,
+        interrupted=trainer.stopped_by if trainer.stopped_by != TIME_UP else 0,
+        seconds=time.monotonic() - began,
+        main=trainer.processes.is_main,
+    )
 
 
-class Trainer(Learner):
-    """A learner with a run folder: logs, evaluates, saves and resumes between two updates."""
-
-    def __init__(self, run: Run, preset: Preset, accelerator: Accelerator) -> None:
-        set_seed(preset.seed)
-        try:
-            model = preset.task.build()
-            model.facts = preset.task.facts()
-            optimizer = preset.optim.make(p for p in model.parameters() if p.requires_grad)
-        except (ValueError, TypeError, KeyError) as error:
-            raise ZooError(f"this preset cannot be built: {error}") from None
-        set_seed(preset.seed + accelerator.process_index)  # every process draws its own masks
-        model, optimizer = accelerator.prepare(model, optimizer)
-        # Mixed precision is a block around the loss: accelerate's wrapper would rebuild what a
-        # model returns, and lose the counts of its statistics.
-        accelerator.unwrap_model(model, keep_fp32_wrapper=False)
-        super().__init__(preset, model, optimizer, accelerator, preset.total_steps)
-        self.run, self.accelerator = run, accelerator
-        self.best: float | None = None
-        self.window = Window()
-        self.board: Any = None
-
-    def display(self, quiet: bool) -> Display:
-        return make_display(self.steps, self.step, quiet or not self.accelerator.is_main_process)
-
-    def loop(self, signals: list[int], display: Display, max_seconds: float | None) -> Result:
-        began, metrics = time.monotonic(), dict[str, float]()
-        every = self.preset.eval_every or self.preset.updates_per_epoch
-        ended = 0
-        self.window.start()
-        with self.open_batches() as batches:
-            while self.step < self.steps and not ended:
-                self.window.rate = self.update(batches, self.window.add)
-                if self.step % self.preset.log_every == 0 or self.step == self.steps:
-                    self.tell(display)
-                late = max_seconds is not None and time.monotonic() - began > max_seconds
-                ended = self.agreed(signals[0] if signals else -1 if late else 0)
-                due = self.step % every == 0 or self.step == self.steps
-                if due or ended < 0:
-                    metrics = self.judge(display, counts=due)
-                if self.step == self.steps or ended or self.step % self.preset.save_every == 0:
-                    self.save(self.run.last)
-        if not metrics:  # of the evaluation before this run was resumed
-            metrics = next((line["metrics"] for line in reversed([*self.run.lines("eval")])), {})
-        return Result(
-            self.step,
-            self.steps,
-            self.best,
-            metrics,
-            max(0, ended) if self.step < self.steps else 0,
-            time.monotonic() - began,
-            self.accelerator.is_main_process,
-        )
-
-    def open_batches(self) -> AbstractContextManager[Iterator[Batch]]:
-        """Open the training batches of this process, from the update at hand."""
-        shard = Shard(self.accelerator.process_index, self.accelerator.num_processes)
-        return closing_batches(self.preset, self.step * self.preset.accumulate, shard)
-
-    def agreed(self, ending: int) -> int:
-        """Why to end, if any process has a reason: they must all stop at the same step."""
-        if self.accelerator.num_processes == 1:
-            return ending
-        reasons = self.accelerator.gather(
-            torch.tensor([ending], device=self.accelerator.device)
-        ).tolist()
-        return next((reason for reason in reasons if reason), 0)
-
-    def tell(self, display: Display) -> None:
-        """Log the mean of the steps since the last time: the only host sync of the loop."""
-        values = self.window.empty(self.accelerator)
-        check_finite(values["loss"], self.step, f"; {self.run.last} is from before")
-        display.step(self.step, values)
-        self.write("train", values)
-
-    def judge(self, display: Display, counts: bool) -> dict[str, float]:
-        """Evaluate; keep the checkpoint if it is the best so far, and due at this step."""
-        began = time.monotonic()
-        model = self.accelerator.unwrap_model(self.model)
-        with self.accelerator.autocast():
-            found: Evaluation = evaluate(self.task, model, "val", thorough=False)
-        metrics, score = dict(found.metrics), self.task.score
-        solver = found.solver.summary()
-        self.write("eval", {"metrics": metrics, "solver": solver})
-        display.judged(self.step, metrics, solver)
-        if counts and score.better(metrics[score.name], self.best):
-            self.best = metrics[score.name]
-            self.save(self.run.best)
-        self.window.pause(time.monotonic() - began)
-        return metrics
-
-    def write(self, kind: str, values: dict[str, Any]) -> None:
-        """To the log, and numbers to TensorBoard."""
-        if not self.accelerator.is_main_process:
-            return
-        self.run.log(kind, self.step, values)
-        for name, value in values.items():
-            inner = value if isinstance(value, dict) else {name: value}
-            for key, number in inner.items():
-                if self.board is not None and isinstance(number, (int, float)):
-                    self.board.add_scalar(f"{kind}/{key}", number, self.step)
-
-    @contextmanager
-    def open_board(self) -> Iterator[None]:
-        """TensorBoard's files, if it is installed."""
-        if not self.accelerator.is_main_process or find_spec("tensorboard") is None:
-            yield
-            return
-        from torch.utils.tensorboard import SummaryWriter  # slow to import
-
-        with SummaryWriter(str(self.run.tensorboard), purge_step=self.step + 1) as self.board:
-            yield
-
-    def save(self, path: Path) -> None:
-        weights = self.accelerator.get_state_dict(self.model)  # of all processes together
-        scaler = self.accelerator.scaler
-        carry = to_device(self.carry, torch.device("cpu"))
-        state = gather_object([{"carry": carry, "randomness": random_state()}])
-        if self.accelerator.is_main_process:
-            Checkpoint(
-                step=self.step,
-                model=weights,
-                optimizer=self.optimizer.optimizer.state_dict(),
-                carry=[each["carry"] for each in state],
-                randomness={"ranks": [each["randomness"] for each in state]},
-                notes={
-                    "best": self.best,
-                    "window": self.window.held(),
-                    "scaler": None if scaler is None else scaler.state_dict(),
-                },
-                config={"name": self.run.name, "preset": to_data(self.preset)},
-                facts=dict(self.accelerator.unwrap_model(self.model).facts),
-            ).save(path)
-
-    def resume(self) -> None:
-        """Go on from the last checkpoint."""
-        held, rank = self.run.checkpoint(), self.accelerator.process_index
-        if len(held.carry) != self.accelerator.num_processes:
-            raise ZooError(
-                f"the run was made by {len(held.carry)} processes: resume it with as many, not "
-                f"{self.accelerator.num_processes}"
-            )
-        load_weights(self.accelerator.unwrap_model(self.model), held.model, str(self.run.last))
-        self.optimizer.optimizer.load_state_dict(held.optimizer)
-        self.step, self.best = held.step, held.notes["best"]
-        self.carry = to_device(held.carry[rank], self.accelerator.device)
-        self.window.restore(held.notes["window"])
-        if self.accelerator.scaler is not None and held.notes["scaler"] is not None:
-            self.accelerator.scaler.load_state_dict(held.notes["scaler"])
-        restore_random_state(held.randomness["ranks"][rank])
-        if self.accelerator.is_main_process:
-            self.run.forget_after(self.step)
+def _advice(run: Run, processes: Processes) -> str:
+    """Return how to go on when one of several processes is lost."""
+    if not run.last.exists():
+        return "this process ends, too. The run has no checkpoint: start it again"
+    return (
+        "this process ends, too. The last checkpoint is intact: go on with --resume and "
+        f"{processes.count} processes (--out {run.path})"
+    )

@@ -1,16 +1,17 @@
-"""One update of a model's weights, the step that every training loop repeats."""
+"""One update of a model's weights, and the loop that repeats it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from deq_zoo.errors import ZooError
+from deq_zoo.finite import diverged
 from deq_zoo.preset import Preset
 from deq_zoo.task import Batch, Loss, Task
 from deq_zoo.tree import detached, to_device
@@ -32,18 +33,24 @@ class Devices(Protocol):
 
 
 class OneDevice:
-    """One process on one device, in full precision.
+    """One process on one device.
 
     It has no state beyond itself, where an `Accelerator` configures its whole process.
+
+    Args:
+        device: the device.
+        dtype: the precision of the model's arithmetic; None computes in that of the weights.
     """
 
     num_processes = 1
 
-    def __init__(self, device: torch.device | str) -> None:
-        self.device = torch.device(device)
+    def __init__(self, device: torch.device | str, dtype: torch.dtype | None = None) -> None:
+        self.device, self.dtype = torch.device(device), dtype
 
-    def autocast(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    def autocast(self) -> AbstractContextManager[Any]:
+        if self.dtype is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.dtype)
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()
@@ -62,7 +69,7 @@ class OneDevice:
 
 
 class Learner:
-    """A model and its optimiser, with what a task carries from one update to the next.
+    """A model and its optimiser, with the tensors that a task carries from one update to the next.
 
     Args:
         preset: task, optimiser and clipping.
@@ -80,12 +87,29 @@ class Learner:
         self.devices, self.steps = devices, steps
         self.step, self.carry = 0, None
 
-    def update(self, batches: Iterator[Batch], note: Callable[[Loss, int], object]) -> float:
+    def loop(
+        self,
+        batches: Iterator[Batch],
+        add: Callable[[Loss, int], object],
+        after_update: Callable[[float], bool],
+    ) -> None:
+        """Update until all steps are done.
+
+        Args:
+            batches: from the update at hand on.
+            add: called with the loss of each batch and the number of its samples.
+            after_update: called with the learning rate of each update; True ends the loop.
+        """
+        ended = False
+        while self.step < self.steps and not ended:
+            ended = after_update(self.update(batches, add))
+
+    def update(self, batches: Iterator[Batch], add: Callable[[Loss, int], object]) -> float:
         """Take one step of the optimiser; return the learning rate.
 
         Args:
             batches: one or, where gradients accumulate, several are taken.
-            note: called with the loss of each batch and the number of its samples.
+            add: called with the loss of each batch and the number of its samples.
         """
         rate = self.preset.optim.set_rate(self.optimizer, self.step, self.steps)
         self.model.train()
@@ -98,7 +122,7 @@ class Learner:
             weight = self._shard_weight(samples)
             self.devices.backward(loss.value * weight / self.preset.accumulate)
             self.carry = detached(loss.carry)
-            note(loss, samples)
+            add(loss, samples)
         if self.preset.clip:
             self.devices.clip_grad_norm_(self.model.parameters(), self.preset.clip)
         if self.preset.clip_value:
@@ -117,10 +141,19 @@ class Learner:
         return world * samples / max(1, int(counts.sum()))
 
 
-def check_finite(loss: float, step: int, hint: str = "") -> None:
-    """Raise `ZooError` if a loss is NaN or infinite."""
+def check_seconds(seconds: float | None) -> None:
+    """Raise `ZooError` unless a limit of time is above 0, or None."""
+    if seconds is not None and not 0 < seconds < inf:
+        raise ZooError(f"max_seconds must be a number above 0, got {seconds}")
+
+
+def check_finite(loss: float, step: int, advice: str = "") -> None:
+    """Raise `ZooError` if a loss is NaN or infinite.
+
+    Args:
+        loss: the loss.
+        step: its update.
+        advice: what is left, e.g. the last good checkpoint.
+    """
     if not isfinite(loss):
-        raise ZooError(
-            f"the loss is {loss} at step {step}: lower the learning rate, clip the gradient or "
-            f"damp the equilibrium{hint}"
-        )
+        raise diverged(f"the loss is {loss}", step, advice)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from deq_zoo.record import SolverRecord
 from deq_zoo.task import Loss
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
+    from deq_zoo.processes import Processes
+
+_SOLVER = ("samples", "nfe", "residual", "finite")  # sums of a `SolverRecord`
 
 
 class Window:
-    """Numbers since the last line of the log, kept on the device until then."""
+    """Sums since the last line of the log, kept on the device until the next one."""
 
     def __init__(self) -> None:
         self.rate = 0.0
@@ -30,14 +31,15 @@ class Window:
         self.start()
 
     def start(self) -> None:
-        """Let the clock of this window run from now."""
+        """Start the clock of this window now."""
         self._began = time.monotonic()
 
     def pause(self, seconds: float) -> None:
-        """So long something else was done."""
+        """Leave seconds out of the speed that the window shows."""
         self._began += seconds
 
     def add(self, loss: Loss, samples: int) -> None:
+        """Add the loss of one batch."""
         self._steps += 1
         self._samples += samples
         for name, value in {"loss": loss.value, **loss.metrics}.items():
@@ -45,28 +47,39 @@ class Window:
         if loss.stats is not None:
             self._stats.append(loss.stats)
 
-    def held(self) -> dict[str, Any]:
-        """What a checkpoint needs to go on within a window."""
+    @property
+    def loss(self) -> float:
+        """Return the sum of the losses, which is finite if all of them are; syncs the device."""
+        return float(self._sums.get("loss", 0.0))
+
+    def state(self) -> dict[str, Any]:
+        """Return the numbers that a checkpoint needs to go on within a window."""
+        self._read_stats()
         sums = {name: float(total) for name, total in self._sums.items()}
-        return {"sums": sums, "steps": self._steps, "samples": self._samples}
+        solver = {name: getattr(self._solver, name) for name in _SOLVER}
+        return {"sums": sums, "steps": self._steps, "samples": self._samples, "solver": solver}
 
-    def restore(self, held: dict[str, Any]) -> None:
-        self._sums, self._steps, self._samples = held["sums"], held["steps"], held["samples"]
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from the numbers that `state` returned."""
+        self._sums, self._steps = dict(state["sums"]), state["steps"]
+        self._samples = state["samples"]
+        self._solver = SolverRecord(**state.get("solver", {}))
 
-    def empty(self, accelerator: Accelerator) -> dict[str, float]:
-        """The means over all processes; begins a new window."""
-        seconds = max(1e-9, time.monotonic() - self._began)
+    def _read_stats(self) -> None:
         for stats in self._stats:
             self._solver.add(stats)
-        told = {name: float(total) / max(1, self._steps) for name, total in self._sums.items()}
-        if self._stats:
+        self._stats.clear()
+
+    def empty(self, processes: Processes) -> dict[str, float]:
+        """Return the means over all processes, and begin a new window."""
+        seconds = max(1e-9, time.monotonic() - self._began)
+        self._read_stats()
+        means = {name: float(total) / max(1, self._steps) for name, total in self._sums.items()}
+        if self._solver.samples:
             summary = self._solver.summary()
-            told |= {"nfe": summary["nfe"], "residual": summary["residual"]}
-        told["samples_per_s"] = self._samples / seconds
-        if accelerator.num_processes > 1:
-            local = torch.tensor(list(told.values()), device=accelerator.device)
-            means = accelerator.reduce(local, "mean").tolist()
-            told = dict(zip(told, means, strict=True))
-            told["samples_per_s"] *= accelerator.num_processes
+            means |= {"nfe": summary["nfe"], "residual": summary["residual"]}
+        means["samples_per_s"] = self._samples / seconds
+        means = processes.mean(means)
+        means["samples_per_s"] *= processes.count
         self._clear()
-        return {**told, "lr": self.rate}
+        return {**means, "lr": self.rate}

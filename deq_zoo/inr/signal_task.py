@@ -24,7 +24,6 @@ from deq_zoo.inr.rendering import Rendering
 from deq_zoo.inr.representation import Representation
 from deq_zoo.inr.signal import DIMENSIONS, NAMES, Grid, Kind, Signal
 from deq_zoo.inr.statistics import thin
-from deq_zoo.loading import known_facts
 from deq_zoo.predictions import OutFolder, Prediction
 from deq_zoo.record import SolverRecord
 from deq_zoo.task import Converted, Split, Task, Weights
@@ -141,7 +140,7 @@ class SignalTask(Task):
 
     def _find_grid(self, facts: Mapping[str, Any] | None) -> Grid | None:
         """Return the grid of facts, or without facts that of the signal if its data is there."""
-        return Grid.from_facts(known_facts(self) if facts is None else facts)
+        return Grid.from_facts(self.available_facts() if facts is None else facts)
 
     def pick_state(self, content: Any) -> Weights | None:
         """Return the weights of this field and image in the content of a `*_summary.pth` file.
@@ -152,7 +151,7 @@ class SignalTask(Task):
 
     def from_authors(self, state: Weights) -> Converted:
         weights = from_authors(self.make_field(self.net), state)
-        return Converted({_PREFIX + k: v for k, v in weights.items()}, known_facts(self))
+        return Converted({_PREFIX + k: v for k, v in weights.items()}, self.available_facts())
 
     def to_authors(self, state: Weights) -> dict[str, Tensor]:
         field = {key.removeprefix(_PREFIX): value for key, value in state.items()}

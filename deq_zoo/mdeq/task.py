@@ -229,8 +229,7 @@ class ClassifyImages(Task):
         return [gallery(pixels, logits.softmax(1).cpu(), labels, self.test_set.classes)]
 
     def from_authors(self, state: Weights) -> Converted:
-        known = {} if self.data == "imagenet" and self.data_dir is None else self.facts()
-        return Converted(from_authors(self.build(), state), known)
+        return Converted(from_authors(self.build(), state), self.available_facts())
 
     def to_authors(self, state: Weights) -> dict[str, Tensor]:
         return to_authors(state)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from deq_zoo.checkpoint import Checkpoint, random_state, restore_random_state
+from deq_zoo.checkpoint import Checkpoint, digest
 from deq_zoo.errors import CheckpointError
+from deq_zoo.randomness import random_state, restore_random_state
 
 
 class TestCheckpoints:
@@ -47,6 +48,40 @@ class TestCheckpoints:
         save_file({"a": torch.ones(1)}, tmp_path / "other.safetensors")
         with pytest.raises(CheckpointError, match="not a checkpoint of this zoo"):
             Checkpoint.load(tmp_path / "other.safetensors")
+
+    def test_every_flipped_bit_is_noticed(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.safetensors"
+        half, empty = torch.ones(3, dtype=torch.bfloat16), torch.ones(0, 2)
+        Checkpoint(7, {"a": torch.randn(4), "b": half, "c": empty}, config={"name": "toy"}).save(
+            path
+        )
+        content = path.read_bytes()
+        for place in range(0, len(content), 3):
+            damaged = bytearray(content)
+            damaged[place] ^= 1 << place % 8
+            path.write_bytes(damaged)
+            with pytest.raises(CheckpointError):
+                Checkpoint.load(path)
+        path.write_bytes(content)
+        assert Checkpoint.load(path).step == 7
+
+    def test_a_file_without_checksum_loads_with_one_note(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr("deq_zoo.checkpoint._notes_given", set())
+        folder = Path(__file__).parents[1] / "golden" / "runs"
+        with caplog.at_level("INFO", logger="deq_zoo"):
+            for name in ("lm-smoke", "mdeq-smoke"):
+                Checkpoint.load(folder / name / "last.safetensors")
+        (record,) = caplog.records
+        assert record.levelname == "INFO"
+        assert "has no checksum: an earlier version wrote it" in record.message
+
+    def test_a_digest_tells_values_types_and_shapes_apart(self) -> None:
+        ones = torch.ones(4)
+        assert digest(ones) == digest(torch.ones(8)[::2])
+        others = [2 * ones, ones.double(), ones.view(2, 2), ones[:3]]
+        assert len({digest(t) for t in (ones, *others)}) == 5
 
     def test_a_failed_write_leaves_the_old_file(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from deq_zoo.errors import ZooError
-from deq_zoo.inr import FieldConfig, fit
-from deq_zoo.inr.data import ripples
 from deq_zoo.task import WHOLE
 from deq_zoo.tree import detached, map_tensors, tensors, to_device
 from deq_zoo.update import Learner, OneDevice, check_finite
@@ -22,7 +20,7 @@ class Pair(NamedTuple):
     name: str
 
 
-def test_tensors_are_found_and_replaced_at_every_depth() -> None:
+def test_tensors_are_reached_and_replaced_at_every_depth() -> None:
     one = torch.ones(2, requires_grad=True)
     tree: Any = {"a": [one, (Pair(one + 1, "b"), None)], "c": 3}
     assert [t.sum().item() for t in tensors(tree)] == [2.0, 4.0]
@@ -68,9 +66,7 @@ def test_an_update_is_a_gradient_step_on_the_mean_of_its_batches(options: dict[s
         torch.testing.assert_close(p, q)
 
 
-def test_a_loss_that_is_no_number_is_an_error() -> None:
+def test_a_loss_that_is_not_finite_is_an_error() -> None:
     check_finite(1.0, 3)
     with pytest.raises(ZooError, match="the loss is nan at step 3: lower the learning rate"):
         check_finite(float("nan"), 3)
-    with pytest.raises(ZooError, match="the loss is"):
-        fit(ripples(1), 20, net=FieldConfig(width=8, input_scale=4.0), lr=1e30)

@@ -25,9 +25,9 @@ def test_plain_weights_fit_a_normalised_model(norm: str) -> None:
 def test_every_kind_of_misfit_is_named() -> None:
     weights = {f"a{k}": torch.zeros(1) for k in range(5)} | {"shape": torch.zeros(2, 3)}
     expected = {"b": torch.zeros(1), "shape": torch.zeros(3, 2)}
-    with pytest.raises(CheckpointError) as told:
+    with pytest.raises(CheckpointError) as error:
         check_fits(weights, expected, "x.pth", "Build another.")
-    assert str(told.value) == (
+    assert str(error.value) == (
         "x.pth does not fit the model: it lacks b; it has, and the model lacks, a0, a1, a2 and 2 "
         "more; shape is (2, 3), the model's is (3, 2). Build another."
     )
