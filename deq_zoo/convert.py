@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor
 
 from deq_zoo.checkpoint import Checkpoint
 from deq_zoo.errors import CheckpointError, ZooError
@@ -59,7 +59,6 @@ def convert_file(
     weights, facts = _from_authors(preset.task, part.state, str(source), name)
     model = preset.task.build(facts)
     load_weights(model, weights, str(source))
-    _check_finite(model, str(source))
     config = {"name": name, "preset": to_data(preset)}
     Checkpoint(0, model.state_dict(), config=config, facts=facts).save(out)
     return Conversion(len(weights), part.key)
@@ -76,7 +75,6 @@ def export_file(source: Path, out: Path, best: bool = True) -> int:
     if out.suffix not in (".safetensors", ".pth", ".pt"):
         raise ZooError(f"--out ends with .safetensors or .pth, got {out}")
     model, preset = open_model(source, best)
-    _check_finite(model, str(source))
     state = preset.task.to_authors(model.state_dict())
     state = {key: value.detach().cpu().contiguous().clone() for key, value in state.items()}
     if out.suffix == ".safetensors":
@@ -86,16 +84,6 @@ def export_file(source: Path, out: Path, best: bool = True) -> int:
         torch.save(state, buffer)
         write_atomically(out, buffer.getvalue())
     return len(state)
-
-
-def _check_finite(model: nn.Module, source: str) -> None:
-    """Raise `CheckpointError` if a parameter is NaN or infinite."""
-    for name, value in model.named_parameters():
-        if not value.isfinite().all():
-            raise CheckpointError(
-                f"{name} in {source} holds NaN or infinity: the file is damaged, or the training "
-                "that wrote it diverged"
-            )
 
 
 def read_state(source: Path, key: str | None = None) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from typing import Any, cast
 from accelerate.utils import set_seed
 
 from deq_zoo.batches import open_batches
+from deq_zoo.building import build_for_training
 from deq_zoo.errors import ZooError
 from deq_zoo.evaluate import evaluate
 from deq_zoo.finite import all_finite, diverged, find_not_finite, not_finite_by_design
@@ -27,7 +28,7 @@ from deq_zoo.signals import interruptible
 from deq_zoo.state import collect, restore
 from deq_zoo.statistics import merged_statistics
 from deq_zoo.task import Batch, Shard, Split
-from deq_zoo.update import Learner, build, check_finite
+from deq_zoo.update import Learner, check_finite
 from deq_zoo.weights import load_weights
 from deq_zoo.window import Window
 
@@ -49,7 +50,7 @@ class Trainer(Learner):
     def __init__(
         self, run: Run, name: str, preset: Preset, processes: Processes, begins: bool
     ) -> None:
-        model = build(preset)
+        model = build_for_training(preset)
         self.not_finite_by_design = not_finite_by_design(model)
         if begins:
             preset.task.begin(model)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deq_zoo.building import refusing_settings
 from deq_zoo.errors import ZooError
 from deq_zoo.identity import CHANGEABLE, differing_settings
 from deq_zoo.loading import load
@@ -18,7 +19,7 @@ from deq_zoo.processes import Processes, start_processes
 from deq_zoo.run import Run
 from deq_zoo.settings import change_settings
 from deq_zoo.trainer import TIME_UP, Trainer
-from deq_zoo.update import check_seconds, refusing_settings
+from deq_zoo.update import check_seconds
 
 
 @dataclass(frozen=True)

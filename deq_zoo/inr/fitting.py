@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import torch
 from torch import Tensor
 
 from deq_zoo.errors import DataError
+from deq_zoo.fitting import fit as fit_preset
 from deq_zoo.inr.data import crop, with_channels
 from deq_zoo.inr.model import FieldConfig
 from deq_zoo.inr.readers import read_signal
@@ -21,7 +20,6 @@ from deq_zoo.inr.signal import NAMES, Kind, Signal
 from deq_zoo.inr.task import FitSignal
 from deq_zoo.optim import Adam
 from deq_zoo.preset import Preset
-from deq_zoo.update import Learner, OneDevice, check_finite
 from torchdeq import DEQConfig
 
 #: Input scales of the paper, by kind of signal.
@@ -91,26 +89,11 @@ def _train(
     progress: Callable[[int, float], object] | None,
 ) -> Any:
     """Return a trained model; without steps, one with its initial weights."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(preset.seed)
-        model = preset.task.build().to(device)
     if steps < 1:
-        return model
-    optimizer = preset.optim.make(model.parameters())
-    learner = Learner(preset, model, optimizer, OneDevice(device), preset.steps)
-    batches = (preset.task.train_batch(step, preset.seed) for step in range(steps))
-    latest: deque[Tensor] = deque(maxlen=1)
-    began = time.monotonic()
-    for _ in range(steps):
-        learner.update(batches, lambda loss, samples: latest.append(loss.value.detach()))
-        check_finite(latest[0].item(), learner.step)
-        if progress is not None:
-            progress(learner.step, latest[0].item())
-        if seconds is not None and time.monotonic() - began > seconds:
-            break
-    for p in model.parameters():
-        check_finite(float(p.detach().sum()), learner.step)
-    return model
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(preset.seed)
+            return preset.task.build().to(device)
+    return fit_preset(preset, device=device, max_seconds=seconds, progress=progress)
 
 
 def as_signal(
