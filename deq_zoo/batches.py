@@ -52,7 +52,8 @@ def open_batches(
     beginning = preset.task.train_batch(first, preset.seed, shard)
     workers = count_workers(preset)
     before = set(multiprocessing.active_children())
-    following = _checked(iter(_loader(preset, first + 1, shard, workers, pin_memory, patience)))
+    with _without_signals():
+        following = _checked(iter(_loader(preset, first + 1, shard, workers, pin_memory, patience)))
     children = set(multiprocessing.active_children()) - before
     try:
         yield chain([beginning], following)
@@ -118,7 +119,6 @@ def _loader(
         collate_fn=_as_it_is,
         pin_memory=pin_memory,
         timeout=patience if workers else 0,
-        worker_init_fn=_start_worker,
         multiprocessing_context="fork" if fork else None,
         generator=torch.Generator(),  # the global one belongs to the model
     )
@@ -128,10 +128,21 @@ def _as_it_is(batch: Batch) -> Batch:
     return batch
 
 
-def _start_worker(number: int) -> None:
-    """Ignore signals to the whole group: the training process ends the worker when it is done."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+@contextmanager
+def _without_signals() -> Iterator[None]:
+    """Start worker processes that signals to the whole group do not reach, from their first moment.
+
+    A worker inherits the blocked signals; the training process ends it when it is done, and gets
+    its own signals at the end of the block.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _checked(batches: Iterator[Any]) -> Generator[Batch]:
