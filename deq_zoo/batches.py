@@ -52,7 +52,8 @@ def open_batches(
     beginning = preset.task.train_batch(first, preset.seed, shard)
     workers = count_workers(preset)
     before = set(multiprocessing.active_children())
-    following = _checked(iter(_loader(preset, first + 1, shard, workers, pin_memory, patience)))
+    with _signals_blocked():
+        following = _checked(iter(_loader(preset, first + 1, shard, workers, pin_memory, patience)))
     children = set(multiprocessing.active_children()) - before
     try:
         yield chain([beginning], following)
@@ -118,7 +119,6 @@ def _loader(
         collate_fn=_as_it_is,
         pin_memory=pin_memory,
         timeout=patience if workers else 0,
-        worker_init_fn=_start_worker,
         multiprocessing_context="fork" if fork else None,
         generator=torch.Generator(),  # the global one belongs to the model
     )
@@ -128,10 +128,20 @@ def _as_it_is(batch: Batch) -> Batch:
     return batch
 
 
-def _start_worker(number: int) -> None:
-    """Ignore signals to the whole group: the training process ends the worker when it is done."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Block Ctrl-C and SIGTERM in the processes that start within a block.
+
+    Such signals often come to a whole group. The training process ends its workers when it is done.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
 def _checked(batches: Iterator[Any]) -> Generator[Batch]:
