@@ -52,7 +52,7 @@ def open_batches(
     beginning = preset.task.train_batch(first, preset.seed, shard)
     workers = count_workers(preset)
     before = set(multiprocessing.active_children())
-    with _without_signals():
+    with _signals_blocked():
         following = _checked(iter(_loader(preset, first + 1, shard, workers, pin_memory, patience)))
     children = set(multiprocessing.active_children()) - before
     try:
@@ -129,20 +129,19 @@ def _as_it_is(batch: Batch) -> Batch:
 
 
 @contextmanager
-def _without_signals() -> Iterator[None]:
-    """Start worker processes that signals to the whole group do not reach, from their first moment.
+def _signals_blocked() -> Iterator[None]:
+    """Block Ctrl-C and SIGTERM in the processes that start within a block.
 
-    A worker inherits the blocked signals; the training process ends it when it is done, and gets
-    its own signals at the end of the block.
+    Such signals often come to a whole group. The training process ends its workers when it is done.
     """
-    if not hasattr(signal, "pthread_sigmask"):
+    if sys.platform == "win32":
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
 def _checked(batches: Iterator[Any]) -> Generator[Batch]:

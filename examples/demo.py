@@ -19,12 +19,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+import deq_zoo
 from deq_zoo.errors import ZooError
 from deq_zoo.preset import Preset, find_preset
-from deq_zoo.report import write_report
-from deq_zoo.run import Run
-from deq_zoo.task import Shard
-from deq_zoo.training import train
+from deq_zoo.task import WHOLE
 
 NAME, OUT = "mdeq-quick", Path("demo")
 STEPS = 20  # timed of each way to train
@@ -33,21 +31,19 @@ WAYS = ("equilibrium", "unrolled")
 
 def main() -> None:
     console = Console()
-    preset = find_preset(NAME)
-    console.print(f"[bold]{NAME}[/bold]: an equilibrium network learns 4,000 handwritten digits")
-    run = Run.create(OUT, NAME, preset, force=True)
-    result = train(run, preset, cpu=True)
-    if result.interrupted:
+    console.print(f"[bold]{NAME}[/bold]: an equilibrium network learns handwritten digits")
+    result = deq_zoo.train(NAME, out=OUT, force=True, cpu=True)
+    if not result.finished:
         return
-    write_report(run)
-    solver = list(run.lines("eval"))[-1]["solver"]
+    solver = list(result.run.lines("test"))[-1]["solver"]
     console.print(
-        f"\ntest accuracy [bold]{result.metrics['accuracy']:.1f} %[/bold] on 1,000 others, after "
+        f"\ntest accuracy [bold]{result.test['accuracy']:.1f} %[/bold] on 1,000 digits that played "
+        f"no part in training (step {result.best_step} was chosen on others), after "
         f"{result.seconds:.0f} s; {solver['nfe']:.1f} evaluations of f per solve, relative "
         f"residual {solver['residual']:.1e}\n"
     )
     console.print(compare([measured_apart(way) for way in WAYS]))
-    console.print(f"\nlook at [bold]{run.report}[/bold]")
+    console.print(f"\nlook at [bold]{result.run.report}[/bold]")
 
 
 def compare(measurements: list[dict[str, float]]) -> Table:
@@ -120,7 +116,7 @@ def train_step(
         saved[storage.data_ptr()] = storage.nbytes()
         return t
 
-    batch = preset.task.train_batch(step, preset.seed, Shard())
+    batch = preset.task.train_batch(step, preset.seed, WHOLE)
     optimizer.zero_grad(set_to_none=True)
     if weigh:
         with torch.autograd.graph.saved_tensors_hooks(record, lambda t: t):
