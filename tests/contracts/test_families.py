@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from importlib import import_module
 from math import isfinite
@@ -16,14 +17,14 @@ from safetensors.torch import save_file
 import deq_zoo
 from deq_zoo.checkpoint import Checkpoint
 from deq_zoo.cli import main
-from deq_zoo.errors import ZooError
+from deq_zoo.errors import CheckpointError, ZooError
 from deq_zoo.evaluate import evaluate
 from deq_zoo.family import preset_summaries
 from deq_zoo.model import Model
 from deq_zoo.output import Output
 from deq_zoo.preset import PRESETS, load_presets
 from deq_zoo.run import Run
-from deq_zoo.task import Split
+from deq_zoo.task import Evaluation, Split
 from deq_zoo.values import from_data, to_data
 from tests.contracts.families import (
     NAMES,
@@ -33,6 +34,7 @@ from tests.contracts.families import (
     smoke,
     train_smoke,
 )
+from tests.zoo.launching import finish, launch
 from torchdeq import DEQConfig
 
 # Tests of one family share its smoke run, so they go to one process.
@@ -148,6 +150,36 @@ class TestTraining:
         assert all(isfinite(loss) for loss in losses)
 
 
+# One family in every run, the others in `make test-all`; MDEQ has running statistics that differ.
+one_family = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name == "mdeq" else [pytest.mark.slow]) for name in NAMES],
+)
+
+
+@one_family
+def test_two_processes_whose_scores_disagree_train_one_model(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, score = type(smoke(name).task), smoke(name).task.score
+    alone = kind.evaluate
+
+    def disagree(task: Any, model: Any, split: Split, thorough: bool = False) -> Evaluation:
+        evaluation, rank = alone(task, model, split, thorough), int(os.environ.get("RANK", 0))
+        value = evaluation.metrics[score.name] * (1 - 2 * rank)  # best for one, worst for the other
+        return replace(evaluation, metrics={**evaluation.metrics, score.name: value})
+
+    monkeypatch.setattr(kind, "evaluate", disagree)
+    run, preset = tmp_path / "run", smoke(name)
+    command = ["train", f"{name}-smoke", "--cpu", "--quiet", "--no-report", "--out", str(run)]
+    command += ["--set", "eval_every=1"]
+    outputs = finish(tmp_path / "log", launch(tmp_path / "log", 2, *command), timeout=240)
+    assert all(output.endswith("exit 0") for output in outputs), outputs
+    assert Checkpoint.load(Run.open(run).last).step == preset.total_steps
+    resumed = finish(tmp_path / "log", launch(tmp_path / "log", 2, *command, "--resume"))
+    assert all(output.endswith("exit 0") for output in resumed), resumed
+
+
 @every_family
 class TestUse:
     def test_a_model_comes_back_with_its_facts(self, name: str, runs: SmokeRuns) -> None:
@@ -227,6 +259,18 @@ class TestUse:
         for key, value in smoke(name).task.to_authors(again.state_dict()).items():
             assert torch.equal(value, theirs[key]), key
         assert ours.keys() <= again.state_dict().keys()
+
+    def test_weights_that_are_not_finite_are_refused(
+        self, name: str, runs: SmokeRuns, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        checkpoint = Checkpoint.load(runs.run(name).last)
+        key = next(k for k, v in checkpoint.model.items() if v.is_floating_point() and v.numel())
+        checkpoint.model[key] = torch.full_like(checkpoint.model[key], torch.nan)
+        checkpoint.save(tmp_path / "bad.safetensors")
+        with pytest.raises(CheckpointError, match="NaN or infinity"):
+            deq_zoo.load(tmp_path / "bad.safetensors")
+        assert main(["evaluate", str(tmp_path / "bad.safetensors"), "--cpu"]) == 2
+        assert "NaN or infinity" in capsys.readouterr().err
 
     def test_pictures_say_what_they_show(self, name: str, runs: SmokeRuns) -> None:
         pictures = smoke(name).task.pictures(runs.model(name))
