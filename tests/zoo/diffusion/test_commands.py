@@ -71,7 +71,11 @@ def test_inversion_by_command(
     assert main([*words, str(tmp_path / "o")]) == 0
     assert "PSNR" in capsys.readouterr().out
     names = {path.name for path in (tmp_path / "o").iterdir()}
-    assert names == {"disc-noise.safetensors", "disc-reconstruction.png"}
+    assert names == {
+        "disc-noise.safetensors",
+        "disc-reconstruction.png",
+        "predictions.jsonl",
+    }
     assert [path.name for path in (tmp_path / "in").iterdir()] == ["disc.png"]
 
 
@@ -86,7 +90,7 @@ def test_wrong_options_of_sampling_are_errors(
 
 
 def test_evaluation_includes_inversion(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["evaluate", str(run), "--cpu"]) == 0
+    assert main(["evaluate", str(run), "--cpu", "--json"]) == 0
     metrics = json.loads(capsys.readouterr().out)["metrics"]
     assert metrics.keys() == {"loss", "chain_error", "inversion_sse", "inversion_psnr"}
     assert metrics["chain_error"] < 1e-3

@@ -76,7 +76,7 @@ def test_fit_and_render_in_two_calls() -> None:
     assert_close(render(model, scale=3)[::47, ::47], whole[::15, ::15], rtol=0, atol=1e-3)
     again = fit(ripples(1), 40, net=NET, lr=1e-2)
     assert torch.equal(render(again), whole)
-    assert isinstance(fit(ripples(1), 10_000, net=NET, seconds=0.0), Representation)
+    assert isinstance(fit(ripples(1), 10_000, net=NET, seconds=1e-9), Representation)
     with pytest.raises(ZooError, match=r"a sound \(n, 1\)"):
         fit(torch.zeros(3))
 
