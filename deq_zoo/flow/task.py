@@ -36,9 +36,9 @@ class WarpTask(FlowTask):
     """Photographs under random smooth motion, made as they are needed.
 
     Training, validation and test have photographs of their own. A stereo pair with true disparity
-    belongs to the test.
+    belongs to the test. Further options: see `FlowTask`.
 
-    Args: see `FlowTask`, and
+    Args:
         motion: the distribution of the flows.
         val_pairs: warps to choose the best checkpoint by.
         eval_pairs: warps of the test.
@@ -115,9 +115,9 @@ class StageTask(FlowTask):
 
     The best checkpoint of the stages `chairs` and `things` is chosen on a part of their own set
     that training does not use, unless `test_on` names that set. The stages `sintel` and `kitti`
-    train on all labelled data: their last checkpoint counts.
+    train on all labelled data: their last checkpoint counts. Further options: see `FlowTask`.
 
-    Args: see `FlowTask`, and
+    Args:
         stage: the mixture of sets, and their augmentation.
         test_on: sets that are scored once, at the end, the most important first: chairs,
             things_clean, things_final, sintel_clean, sintel_final, kitti, middlebury. The errors on

@@ -28,7 +28,16 @@ from torchdeq import DEQConfig
 
 @dataclass(frozen=True)
 class WholeTask(IGNNTask):
-    """Nodes of one graph, of which some are labelled; every step computes the whole graph."""
+    """Nodes of one graph, of which some are labelled; every step computes the whole graph.
+
+    Args:
+        deq: options of the equilibrium.
+        net: the shape of the network.
+        warm: whether each solve starts from the state of the step before.
+        split_seed: of splits that the data does not come with.
+        data_dir: folder of the set's files.
+        download: whether PyG may download them into that folder.
+    """
 
     network = NodeIGNN
     least_rho = 1 + MARGIN  # of every normalised adjacency
@@ -114,15 +123,9 @@ class WholeTask(IGNNTask):
 
 @dataclass(frozen=True)
 class NodeTask(WholeTask):
-    """Classes of nodes: chains, citations, co-purchases.
+    """Classes of nodes: chains, citations, co-purchases. Further options: see `WholeTask`.
 
     Args:
-        deq: options of the equilibrium.
-        net: the shape of the network.
-        warm: whether each solve starts from the state of the step before.
-        split_seed: of splits that the data does not come with.
-        data_dir: folder of the set's files.
-        download: whether PyG may download them into that folder.
         data: which set.
         length: nodes in a chain.
     """
@@ -171,11 +174,11 @@ class NodeTask(WholeTask):
 class NodeLabelTask(WholeTask):
     """Several labels for each node; evaluation gives the number of labels of each node.
 
+    Further options: see `WholeTask`.
+
     Args:
         data: which set.
         portion: of Amazon's nodes to train on, as in its file names.
-
-    The others: see `NodeTask`.
     """
 
     score: ClassVar[Score] = Score("micro_f1", "%")

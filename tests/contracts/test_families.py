@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 import deq_zoo
 from deq_zoo.checkpoint import Checkpoint
 from deq_zoo.cli import main
+from deq_zoo.descriptions import undescribed
 from deq_zoo.errors import CheckpointError, ZooError
 from deq_zoo.evaluate import evaluate
 from deq_zoo.family import preset_summaries
@@ -80,6 +81,7 @@ class TestDeclaration:
             kind = type(preset.task)
             assert f"{kind.__module__}:{kind.__qualname__}" in family.tasks
             assert from_data(json.loads(json.dumps(to_data(preset)))) == preset
+            assert undescribed(preset) == []  # `info` has a sentence for every setting
 
     def test_the_names_of_the_package_can_be_imported(self, name: str) -> None:
         package = import_module(family_of(name).presets.rpartition(".")[0])
