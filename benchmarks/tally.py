@@ -48,6 +48,8 @@ class Tally:
         if name in READS:  # on the CPU; a device counts them as transfers
             self.reads += launched
             return
+        if not inputs and not outputs:
+            return  # e.g. a promotion of dtypes
         written_arguments = sum(_writes(argument) for argument in func._schema.arguments)
         known = {t.untyped_storage().data_ptr() for t in inputs}
         new = [t for t in outputs if t.numel() and t.untyped_storage().data_ptr() not in known]

@@ -59,6 +59,16 @@ def from_host(t: Tensor, like: Tensor) -> Tensor:
     return t.to(like.dtype).to(like.device)
 
 
+def norm_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of norms: float32 or better."""
+    return dtype if dtype in _RANGE else torch.float32
+
+
+def plain_norm(t: Tensor, out: Tensor) -> None:
+    """Write the Euclidean norms over the last dimension, whose squares may leave the range."""
+    torch.linalg.vector_norm(t, dim=-1, dtype=None if t.dtype == out.dtype else out.dtype, out=out)
+
+
 def row_norm(t: Tensor, keepdim: bool = False) -> Tensor:
     """Return the Euclidean norm over the last dimension, in float32 or better.
 
@@ -67,7 +77,7 @@ def row_norm(t: Tensor, keepdim: bool = False) -> Tensor:
     overflowed or underflowed. On other devices, where reading the result would wait, the sum is
     computed in float64, or with rows scaled by their largest entry.
     """
-    wide = t.dtype if t.dtype in _RANGE else torch.float32
+    wide = norm_dtype(t.dtype)
     if not reads_are_free(t.device):
         return _safe(t, wide, keepdim)
     low, high = _RANGE[wide]
@@ -81,6 +91,17 @@ def row_norm(t: Tensor, keepdim: bool = False) -> Tensor:
 def in_range(norm: Tensor) -> bool:
     """Return whether plain norms are safe: no square can have left the range. Reads the values."""
     return _within(norm.flatten(), *_RANGE[norm.dtype])
+
+
+def outside_range(norm: Tensor) -> Tensor:
+    """Return which plain norms may be wrong: a square may have left the range, or is NaN."""
+    low, high = _RANGE[norm.dtype]
+    return ~((norm >= low) & (norm <= high))
+
+
+def are_moderate(norm: Tensor) -> bool:
+    """Return whether products of two such norms stay in range during a solve. Reads the values."""
+    return _within(norm, *_ORDINARY[norm.dtype])
 
 
 def unit_rows(t: Tensor) -> tuple[Tensor, Tensor]:

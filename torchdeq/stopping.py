@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchdeq.checks import require_choice, require_whole
 
-_EPS = 1e-9  # keeps the relative residual of a zero state finite, as in torchdeq 0.1.0
+EPS = 1e-9  # keeps the relative residual of a zero state finite, as in torchdeq 0.1.0
 MODES = ("abs", "rel")
 NORMS = ("l2", "rms")
 
@@ -130,7 +130,7 @@ class StopRule:
 
 def relative(size: Tensor, norm: Tensor) -> Tensor:
     """Return |f(z) - z| / (|f(z)| + eps), and infinity where |f(z)| overflows."""
-    allowed = norm + _EPS
+    allowed = norm + EPS
     return torch.where(allowed == inf, inf, size / allowed)
 
 

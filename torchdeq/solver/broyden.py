@@ -78,7 +78,7 @@ class Broyden(Solver[Secant]):
     def init(self, it: Iterate) -> Secant:
         g = _wide(it.residual)
         H = LowRank(g, self.l_thres)
-        return Secant(H, H.matvec(g), unit_scale(g))
+        return Secant(H, H.matvec(g), None if it.moderate else unit_scale(g))
 
     def step(self, f: FixedPointFn, it: Iterate, state: Secant) -> tuple[Iterate, Secant]:
         z, g = _wide(it.z), _wide(it.residual)
