@@ -16,6 +16,7 @@ from torchdeq._torch import function_transforms_active
 
 HOST = torch.device("cpu")
 _FEW = 256  # up to this many numbers, Python comparisons are faster than a reduction
+_LARGE, _BLOCKS = 1 << 20, 16  # numbers in a matrix whose products are taken in so many blocks
 #: Norms so moderate that no square has overflowed or underflowed, for rows of any length.
 _RANGE = {torch.float32: (2.0**-50, 2.0**60), torch.float64: (2.0**-460, 2.0**500)}
 #: Norms so moderate that their products stay in range during a whole solve.
@@ -57,6 +58,18 @@ def to_host(t: Tensor) -> Tensor:
 def from_host(t: Tensor, like: Tensor) -> Tensor:
     """Return a tensor from the host with the dtype and device of `like`."""
     return t.to(like.dtype).to(like.device)
+
+
+def row_dot(a: Tensor, b: Tensor) -> Tensor:
+    """Return (B, 1) the inner products of the rows of two matrices (B, D).
+
+    A product and a sum are faster than `torch.bmm`; for large matrices they go block by block, so
+    that the product needs little memory and stays in the cache.
+    """
+    if a.numel() <= _LARGE:
+        return (a * b).sum(1, keepdim=True)
+    blocks = zip(a.chunk(_BLOCKS, 1), b.chunk(_BLOCKS, 1), strict=True)
+    return torch.stack([(p * q).sum(1, keepdim=True) for p, q in blocks]).sum(0)
 
 
 def norm_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchmarks.gauge import peak_bytes
 from torchdeq.solver import Anderson, Broyden, FixedPointIter, Iterate, StopRule, solve
 from torchdeq.solver.best_states import BestStates
 from torchdeq.solver.few_judge import FewJudge
@@ -113,3 +114,22 @@ def test_the_best_state_survives_a_divergence_in_reused_buffers(
     assert calls == 12
     for a, b in zip(*(s.z if parts > 1 else (s.z,) for s in (first, whole)), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("solver", "more"), [(FixedPointIter(), 0), (Anderson(), 12), (Broyden(l_thres=10), 22)]
+)
+@pytest.mark.parametrize("tol", [0.0, 1e-12])
+def test_a_solve_holds_few_states_beside_those_of_the_map(
+    solver: FixedPointIter | Anderson | Broyden, more: int, tol: float
+) -> None:
+    x = torch.rand(2, 600_000)
+
+    def f(z: Tensor) -> Tensor:
+        shifted = torch.roll(z, 1, 1)
+        return torch.cos(0.9 * shifted + x)  # four states, with z
+
+    stop, z0 = StopRule(14, tol), torch.zeros_like(x)
+    bare = peak_bytes(lambda: f(f(f(z0))))
+    peak = peak_bytes(lambda: solve(f, z0, solver, stop, on_failure="ignore"))
+    assert peak <= bare + (more + 0.2) * x.nbytes

@@ -39,6 +39,7 @@ class ImageWindow(Window):
         self.rhs = self.gram.new_zeros(len(z), m, 1)
         # A large image exists in its slot alone; a small one also as a tensor that lasts.
         self.in_slots = self.dtype == dtype and z.numel() > SMALL
+        self._only: Tensor | None = None  # (B, D) the image, as long as there is no other
         self.guarded = False  # whether single samples may have emptied their windows
         self._make_views()
 
@@ -76,10 +77,14 @@ class ImageWindow(Window):
         torch.sub(it.fz, it.z, out=self.G[slot])
         if not self.count:
             self._set_unit(self.G[slot], it.moderate)
+        self._only = None if self.count else it.fz
         self._push(slot)
 
     def mix(self, tau: float) -> Tensor:
         r"""Return $\sum_i \alpha_i [f(z_i) - (1 - \tau) g_i]$, (B, D)."""
+        only, self._only = self._only, None
+        if only is not None and tau == 1:
+            return only  # not a copy: it is also the best state so far
         alpha, F, G = self._weights(), self._F, self._G
         if self.count < self.m:  # the other slots are uninitialised memory
             alpha, F, G = alpha[:, : self.count], F[:, : self.count], G[:, : self.count]
@@ -105,6 +110,7 @@ class ImageWindow(Window):
         part.F, part.G = self.F.index_select(1, rows), self.G.index_select(1, rows)
         part.gram, part.rhs = self.gram[rows], self.rhs[rows]
         part.unit = None if self.unit is None else self.unit[rows]
+        part._only = None if self._only is None else self._only.index_select(0, rows)
         part._make_views()
         return part
 

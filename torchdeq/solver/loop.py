@@ -171,7 +171,9 @@ def iterate(solver: Solver[Any], problem: Problem) -> Outcome:
                 it = it.take(rows)
                 state = _take(solver, state, rows)
             before = f.nfe
-            it, state = solver.step(f, it, state)
+            last = [it]  # popped, so that a step can free the memory of the last iterate
+            del it
+            it, state = solver.step(f, last.pop(), state)
             if f.nfe == before:
                 raise RuntimeError(f"{type(solver).__name__}.step must evaluate f at least once")
             observe(it, f.nfe)
