@@ -123,7 +123,7 @@ class GMRES(LinearSolver):
         k = min(self.restart, max(1, system.left - self.confirm) + system.has_first_product)
         V = r.new_empty(k + 1, *r.shape)
         torch.div(r, torch.where(beta > 0, beta, 1.0)[:, None], out=V[0])
-        every = system.stop.check_every if system.checks else k
+        every = system.stop.interval if system.checks else k
         small = _hessenberg(system, beta, done, k)
         rows: list[Tensor] = []
         nfe: list[int] = []

@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from torchdeq import numbers
-from torchdeq.solver.base import Iterate, Problem
+from torchdeq.solver.base import SMALL, Iterate, Problem
 from torchdeq.solver.few_judge import FEW, FewJudge
 from torchdeq.solver.judge import Judge
 from torchdeq.solver.ledger import Ledger
+from torchdeq.solver.pacing import Pace
 from torchdeq.solver.residual_history import as_block, measure_safely
+
+_MOST, _MOST_OF_LARGE = 16, 4  # evaluations between two checks, whose states are all kept
 
 
 class HostLedger(Ledger):
@@ -24,7 +27,10 @@ class HostLedger(Ledger):
 
     def __init__(self, problem: Problem) -> None:
         stop, f = problem.stop, problem.f
-        super().__init__(problem, stop.check_every if stop.goal else 1)
+        super().__init__(problem, stop.interval if stop.goal else 1)
+        paced = stop.check_every == "auto" and not numbers.reads_are_free(problem.z0.device)
+        most = _MOST if problem.z0.numel() <= SMALL else _MOST_OF_LARGE
+        self._pace = Pace(stop.goal, most) if paced and stop.goal else None
         lowest = problem.lowest
         if lowest is None:
             lowest = torch.full((self.running,), inf, dtype=self._history.dtype)
@@ -54,6 +60,9 @@ class HostLedger(Ledger):
             else:
                 self._best.replace_some(better, pending[which])
         self.running = self._judge.running
+        if self._pace is not None and self.running:
+            nfe = self._history.nfe[-1]
+            self._every = self._pace.next_interval(self._judge.worst, nfe)
 
     def _transfer(self, block: Tensor) -> Tensor:
         """Return (2, K, b) residuals on the host; the first transfer also moves their divisors."""

@@ -62,6 +62,11 @@ class Judge:
             self.running = self._unfinished()
         return picks
 
+    @property
+    def worst(self) -> float:
+        """Return the largest of the lowest residuals of unfinished samples."""
+        return float(self._lowest_tensor().amax())
+
     def unfinished(self) -> Tensor:
         """Return the numbers of the samples that have not finished, on the host."""
         return (self._lowest_tensor() > -inf).nonzero().squeeze(1)
