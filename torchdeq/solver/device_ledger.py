@@ -44,8 +44,11 @@ class DeviceLedger(Ledger):
         return measure(it) if self._free else measure_safely(it)
 
     def _compare(self, pending: list[Iterate], measured: list[Tensor | None]) -> None:
-        late = any(row is None for row in measured)
-        block = torch.empty(0) if late else as_block(measured)
+        late = all(row is None for row in measured)
+        if not late:
+            rows = zip(measured, pending, strict=True)
+            measured = [measure_safely(it) if row is None else row for row, it in rows]
+        block = torch.empty(0) if late else as_block(measured).to(self._history.dtype)
         if late or (self._free and not in_range(block)):
             z, fz = (torch.stack(ts) for ts in zip(*(it[:2] for it in pending), strict=True))
             block = torch.stack((row_norm(fz - z), row_norm(fz)))

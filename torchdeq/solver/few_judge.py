@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from math import inf
+from math import inf, nan
 
 import torch
 from torch import Tensor
 
-from torchdeq.solver.judge import Judge, Pick, choose, picks_of
+from torchdeq.solver.judge import Judge, Pick
 from torchdeq.solver.shared_score import FewSharedScore
 from torchdeq.stopping import EPS
 
@@ -24,14 +24,17 @@ class FewJudge(Judge):
         self._goal, self._eps_rounded = self._rounded([self.goal, EPS])
 
     def _compare(self, block: Tensor) -> list[Pick]:
-        if block.shape[1] == 1:
-            better = self._improve(self._measured(block))
-            if all(better):
-                return [Pick(0, None)]
-            return [Pick(0, torch.tensor(better))] if any(better) else []
-        which, score = choose(self.stop.measure(*block), self.goal)
-        better = self._improve(score.tolist())
-        return picks_of(which, torch.tensor(better, dtype=torch.bool))
+        rows = self._measured(block)
+        which, score = ([], rows[0]) if len(rows) == 1 else choose_list(rows, self._goal)
+        better = self._improve(score)
+        if all(better) and len(set(which)) <= 1:
+            return [Pick(which[0] if which else 0, None)]
+        which = which or [0] * len(better)
+        groups = {k for k, improved in zip(which, better, strict=True) if improved}
+        return [
+            Pick(k, torch.tensor([b and w == k for w, b in zip(which, better, strict=True)]))
+            for k in sorted(groups)
+        ]
 
     def _improve(self, score: list[float]) -> list[bool]:
         """Update the lowest residuals; return which samples improved."""
@@ -45,37 +48,58 @@ class FewJudge(Judge):
                 lowest[i] = -inf
         return better
 
-    def _measured(self, block: Tensor) -> list[float]:
-        """Return the residuals of one iterate to compare, rounded as `StopRule.measure` does."""
-        sizes, norms = self._lists = block[:, 0].tolist()
+    def _measured(self, block: Tensor) -> list[list[float]]:
+        """Return the residuals of K iterates to compare, rounded as `StopRule.measure` does."""
+        self._lists = block.tolist()
         if self.stop.rtol is not None and self.goal:
-            score = self.stop.measure(*block[:, 0]).tolist()
+            rows = self.stop.measure(*block).tolist()
         elif self.stop.mode == "rel":
-            allowed = self._rounded([norm + self._eps_rounded for norm in norms])
-            pairs = zip(sizes, allowed, strict=True)
-            score = self._rounded([inf if a == inf else size / a for size, a in pairs])
+            rows = [self._relative(*pair) for pair in zip(*self._lists, strict=True)]
         else:
-            score = sizes
-        if not self._shared or not score:
-            return score
+            rows = self._lists[0]
+        if not self._shared or not self._values:
+            return rows
         if not isinstance(self._score, FewSharedScore):
-            self._score = FewSharedScore(torch.tensor(score, dtype=self._dtype), self.goal)
-        score = self._score.update_list(score)
+            self._score = FewSharedScore(torch.tensor(rows[0], dtype=self._dtype), self.goal)
+        score = self._score.update_list(rows[0])  # shared iterates come one by one
         self.scores.append(torch.tensor(score, dtype=self._dtype))
-        return score
+        return [score]
+
+    def _relative(self, sizes: list[float], norms: list[float]) -> list[float]:
+        """Return the relative residuals of one iterate."""
+        allowed = self._rounded([norm + self._eps_rounded for norm in norms])
+        pairs = zip(sizes, allowed, strict=True)
+        return self._rounded([inf if a == inf else size / a for size, a in pairs])
 
     def _rounded(self, values: list[float]) -> list[float]:
         """Return numbers in the precision of the residuals, as a tensor would hold them."""
         return values if self._dtype == torch.float64 else array("f", values).tolist()
 
     def _bounds(self, block: Tensor) -> tuple[float, float]:
-        if block.shape[1] > 1 or not self._values:
-            return super()._bounds(block)
+        if not self._values:
+            return inf, 0.0
         sizes, norms = self._lists
-        return min(sizes), max(norms)
+        return min(map(min, sizes)), max(map(max, norms))
 
     def _lowest_tensor(self) -> Tensor:
         return torch.tensor(self._values, dtype=self._dtype)
 
     def _unfinished(self) -> int:
         return len(self._values) - self._values.count(-inf)
+
+
+def choose_list(rows: list[list[float]], goal: float) -> tuple[list[int], list[float]]:
+    """Return the iterate that each sample prefers, and its residual; as `judge.choose`."""
+    which, score = [], []
+    for values in zip(*rows, strict=True):
+        pick, lowest = 0, nan
+        for k, value in enumerate(values):
+            if not value < inf:
+                break
+            if not k or value < lowest:
+                pick, lowest = k, value
+            if value <= goal:
+                break
+        which.append(pick)
+        score.append(lowest)
+    return which, score

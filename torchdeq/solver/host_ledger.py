@@ -83,7 +83,7 @@ class HostLedger(Ledger):
         if not bool(numbers.outside_range(values[..., self._judge.unfinished()]).any()):
             return block, values
         safe = torch.stack([measure_safely(it) for it in pending], dim=1)
-        block = torch.where(numbers.outside_range(block), safe, block)
+        block = torch.where(numbers.outside_range(block), safe.to(block.dtype), block)
         return block, block.to(numbers.HOST)
 
     def snapshot(self) -> Tensor:

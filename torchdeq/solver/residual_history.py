@@ -25,8 +25,17 @@ def measure(it: Iterate) -> Tensor:
 
 
 def measure_safely(it: Iterate) -> Tensor:
-    """Return (2, b): $|g|$ and $|f(z)|$ by norms whose squares stay in range."""
-    return torch.stack((row_norm(it.residual), row_norm(it.fz)))
+    """Return (2, b): $|g|$ and $|f(z)|$ by norms whose squares stay in range.
+
+    Single precision is summed in double precision and stays there until it is compared.
+    """
+    if numbers.norm_dtype(it.fz.dtype) == torch.float64 or not numbers.has_double(it.fz.device):
+        return torch.stack((row_norm(it.residual), row_norm(it.fz)))
+    pair = it.fz.new_empty(2, len(it.fz), dtype=torch.float64)
+    size, norm = pair.unbind(0)
+    numbers.plain_norm(it.residual, out=size)
+    numbers.plain_norm(it.fz, out=norm)
+    return pair
 
 
 def as_block(rows: Sequence[Tensor | None]) -> Tensor:
