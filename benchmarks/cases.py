@@ -24,6 +24,7 @@ class Case(NamedTuple):
     f: Callable[..., State]
     z0: State
     weights: tuple[Tensor, ...]
+    x: Tensor | None = None  # the injected input, of maps that other libraries get, too
 
 
 def mlp(batch: int, width: int) -> Case:
@@ -31,7 +32,7 @@ def mlp(batch: int, width: int) -> Case:
     rng = Generator().manual_seed(0)
     W = symmetric(width, rng)
     x = INPUT * torch.randn(batch, width, generator=rng)
-    return Case(lambda z: torch.tanh(torch.addmm(x, z, W)), torch.zeros_like(x), (W,))
+    return Case(lambda z: torch.tanh(torch.addmm(x, z, W)), torch.zeros_like(x), (W,), x)
 
 
 def conv(batch: int, channels: int, size: int) -> Case:
@@ -107,7 +108,11 @@ def cell(batch: int, width: int, hidden: int) -> Case:
     U = linear(width, hidden, rng)
     D = 1.9 * linear(hidden, width, rng)
     x = torch.randn(batch, width, generator=rng)
-    return Case(lambda z: layer_norm(x + gelu(z @ U) @ D, (width,)), torch.zeros_like(x), (U, D))
+
+    def f(z: Tensor) -> Tensor:
+        return layer_norm(x + gelu(z @ U) @ D, (width,))
+
+    return Case(f, torch.zeros_like(x), (U, D), x)
 
 
 def symmetric(width: int, rng: Generator) -> Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from benchmarks.cases import State
 from benchmarks.probe import Ask
 from torchdeq import fixed_point, mem_gc
@@ -16,6 +18,7 @@ from torchdeq.solver import solve as solve_fixed_point
 
 NAMES = list(SOLVERS)
 STOPPING = [name for name in NAMES if SOLVERS[name].watches]  # those that take a tolerance
+LINEAR_NAMES = list(LINEAR)
 Map = Callable[..., State]
 
 
@@ -24,6 +27,26 @@ def solve(f: Map, z0: State, solver: str, calls: int, tol: float) -> tuple[State
     stop = StopRule(max_iter=calls, tol=tol, mode="rel")
     solution = solve_fixed_point(f, z0, SOLVERS[solver](), stop, on_failure="ignore")
     return solution.z, solution.stats
+
+
+def metered_solve(f: Map, z0: State, solver: str, calls: int, tol: float, every: int) -> None:
+    """Solve for the meter, with a check every so many evaluations."""
+    stop = StopRule(calls, tol, "rel", check_every=every)
+    bare = isinstance(z0, Tensor)  # the map brings its own derivative for one tensor only
+    rule = SOLVERS[solver](**({} if bare else SOLVERS[solver].options_without_jvp))
+    solve_fixed_point(f, z0, rule, stop, on_failure="ignore")
+
+
+def metered_linear(
+    matvec: Callable[[Tensor], Tensor],
+    b: Tensor,
+    solver: str,
+    products: int,
+    tol: float,
+    every: int,
+) -> None:
+    """Solve linear systems for the meter."""
+    LINEAR[solver]().solve(matvec, b, StopRule(products, tol, "rel", check_every=every))
 
 
 ADJOINTS: dict[str, Solver[Any] | LinearSolver] = {

@@ -20,6 +20,7 @@ _wrap = import_module("torchdeq.utils.layer_utils").deq_decorator
 NAMES = ["fixed_point_iter", "simple_fixed_point_iter", "anderson", "broyden"]
 STOPPING = [name for name in NAMES if name != "simple_fixed_point_iter"]
 ADJOINTS = STOPPING
+LINEAR_NAMES: list[str] = []
 
 
 @torch.no_grad()
@@ -31,6 +32,13 @@ def solve(
     max_iter = _max_iter(solver, calls)
     z, _, stats = _get_solver(solver)(func, z, max_iter=max_iter, tol=tol, stop_mode="rel")
     return (tuple(func.vec2list(z)) if isinstance(z0, tuple) else z), stats
+
+
+def metered_solve(
+    f: Callable[..., State], z0: State, solver: str, calls: int, tol: float, every: int
+) -> None:
+    """Solve for the meter; every iteration is a check."""
+    solve(f, z0, solver, calls, tol)
 
 
 def differentiable(f: Callable[..., State], z0: State, ask: Ask) -> State:

@@ -19,17 +19,19 @@ import torch
 from benchmarks.cases import CASES, Case, State, apply, residual
 from benchmarks.gauge import peak_bytes, seconds
 from benchmarks.gradients import GradientBench
+from benchmarks.metering import MeterBench
 
 Reply = dict[str, Any]
 load = cache(lambda name: CASES[name]())
 
 
-class Bench(GradientBench):
-    """The requests about a contestant: here solves, in the base class gradients."""
+class Bench(GradientBench, MeterBench):
+    """The requests about a contestant: here solves, in the base classes gradients and counts."""
 
     def hello(self) -> Reply:
-        """Return the names of the solvers, and of those that take a tolerance."""
-        return {"solvers": self.contestant.NAMES, "stopping": self.contestant.STOPPING}
+        """Return the names of the solvers, of those with a tolerance, and of linear solvers."""
+        names = {"solvers": "NAMES", "stopping": "STOPPING", "linear": "LINEAR_NAMES"}
+        return {key: getattr(self.contestant, name) for key, name in names.items()}
 
     def check(self, case: str, solver: str, calls: int, tol: float) -> Reply:
         """Count the calls of `f` in a solve; return its reported and its measured residual, too."""

@@ -236,6 +236,14 @@ def without_compiler(fn: Callable[P, R]) -> Callable[P, R]:
     return untraced
 
 
+def is_compiled(part: Any) -> bool:
+    """Return whether `torch.compile` made a function or module, or compiles the module's calls."""
+    if isinstance(part, nn.Module):
+        compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ())
+        return part._compiled_call_impl is not None or isinstance(part, compiled)
+    return "_torchdynamo_orig_callable" in getattr(part, "__dict__", ())
+
+
 def compiler_loaded() -> bool:
     """Return whether this process has loaded the compiler; if not, no function is compiled."""
     return "torch._dynamo" in sys.modules

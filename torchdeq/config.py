@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass, fields
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from torchdeq.checks import require, require_choice, require_damping
 from torchdeq.compat.names import WITHOUT_EFFECT, current_name
@@ -19,7 +19,7 @@ from torchdeq.option import (
     read_options,
     warn_near_misses,
 )
-from torchdeq.stopping import MODES, NORMS, StopRule
+from torchdeq.stopping import MODES, NORMS, StopRule, parse_interval
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,11 @@ class DEQConfig:
     f_stop_norm: str = option(
         "l2", "norm of residuals: l2, or rms, with which a tolerance means the same at every size"
     )
-    f_check_every: int = option(1, "evaluations between two checks of the forward residuals")
+    f_check_every: int | Literal["auto"] = option(
+        1,
+        "evaluations between two checks of the forward residuals; auto: few on an accelerator",
+        parse=parse_interval,
+    )
     b_check_every: int = option(1, "products between two checks of the backward residuals")
     eval_factor: float = option(1.0, "the budget outside training is f_max_iter times this factor")
     eval_f_max_iter: int = option(0, "evaluations of f outside training; wins over eval_factor")
@@ -257,7 +261,8 @@ class DEQConfig:
             f"{side}_{name}" for name in ("tol", "rtol", "atol", "stop_mode", "check_every")
         )
         require_choice(mode, getattr(self, mode), MODES)
-        require(getattr(self, every) >= 1, f"{every} must be at least 1", getattr(self, every))
+        interval = getattr(self, every)
+        require(interval == "auto" or interval >= 1, f"{every} must be at least 1", interval)
         joint = {name: getattr(self, name) for name in (rtol, atol)}
         for name, value in joint.items():
             require(value is None or 0 <= value < inf, f"{name} must be finite and >= 0", value)

@@ -37,7 +37,8 @@ def add_deq_args(parser: argparse._ActionsContainer) -> None:
             settings |= {"type": parse, "metavar": metavar}
             help += f" (default: {'auto' if is_coupling else 'none'})"
         else:
-            settings |= {"type": type(value), "metavar": type(value).__name__.upper()}
+            kind = metadata[name]["parse"] or type(value)
+            settings |= {"type": kind, "metavar": type(value).__name__.upper()}
             help += f" (default: {value})"
         parser.add_argument(*names, **settings, help=help)
 

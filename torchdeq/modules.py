@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchdeq._torch import normalises_over_batch
+from torchdeq._torch import is_compiled, normalises_over_batch
 from torchdeq.reach import reachable_modules
 
 _INTERNAL = set(vars(nn.Module())) - {"training"}  # attributes that every module has
@@ -198,20 +198,36 @@ def mixes_samples(f: Any) -> bool:
     Every forward pass asks this, so the search covers only the callable itself, its owner, its
     closure and the function that it wraps. A product in the backward pass detects other layers.
     """
-    modules = _direct_modules(f, 3)
+    modules = (part for part in _direct_parts(f, 3) if isinstance(part, nn.Module))
     return any(normalises_over_batch(part) for module in modules for part in module.modules())
 
 
-def _direct_modules(f: Any, depth: int) -> Iterator[nn.Module]:
-    """Yield the modules that `f` reaches in at most `depth` steps, without looking into them."""
+def uses_compiler(f: Any) -> bool:
+    """Return whether `f` uses a compiled function or module, by the search of `mixes_samples`.
+
+    The answer only saves time: a compiled part that the search misses gives the same gradients.
+    """
+    return any(
+        is_compiled(inner)
+        for part in _direct_parts(f, 3)
+        for inner in (part.modules() if isinstance(part, nn.Module) else (part,))
+    )
+
+
+def _direct_parts(f: Any, depth: int) -> Iterator[Any]:
+    """Yield the callables that `f` reaches in at most `depth` steps, without looking into modules.
+
+    They include `f` itself.
+    """
     if isinstance(f, nn.Module):
         yield f
     elif depth and callable(f) and not isinstance(f, (Tensor, type)):
+        yield f
         cells = getattr(f, "__closure__", None) or ()
         parts = [getattr(f, "__self__", None), getattr(f, "func", None)]
         parts += [getattr(f, "__wrapped__", None), *(c.cell_contents for c in cells if _is_set(c))]
         for part in parts:
-            yield from _direct_modules(part, depth - 1)
+            yield from _direct_parts(part, depth - 1)
 
 
 def _is_set(cell: Any) -> bool:

@@ -16,6 +16,7 @@ from torchdeq._torch import function_transforms_active
 
 HOST = torch.device("cpu")
 _FEW = 256  # up to this many numbers, Python comparisons are faster than a reduction
+_LARGE, _BLOCKS = 1 << 20, 16  # numbers in a matrix whose products are taken in so many blocks
 #: Norms so moderate that no square has overflowed or underflowed, for rows of any length.
 _RANGE = {torch.float32: (2.0**-50, 2.0**60), torch.float64: (2.0**-460, 2.0**500)}
 #: Norms so moderate that their products stay in range during a whole solve.
@@ -59,6 +60,28 @@ def from_host(t: Tensor, like: Tensor) -> Tensor:
     return t.to(like.dtype).to(like.device)
 
 
+def row_dot(a: Tensor, b: Tensor) -> Tensor:
+    """Return (B, 1) the inner products of the rows of two matrices (B, D).
+
+    A product and a sum are faster than `torch.bmm`; for large matrices they go block by block, so
+    that the product needs little memory and stays in the cache.
+    """
+    if a.numel() <= _LARGE:
+        return (a * b).sum(1, keepdim=True)
+    blocks = zip(a.chunk(_BLOCKS, 1), b.chunk(_BLOCKS, 1), strict=True)
+    return torch.stack([(p * q).sum(1, keepdim=True) for p, q in blocks]).sum(0)
+
+
+def norm_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of norms: float32 or better."""
+    return dtype if dtype in _RANGE else torch.float32
+
+
+def plain_norm(t: Tensor, out: Tensor) -> None:
+    """Write the Euclidean norms over the last dimension, whose squares may leave the range."""
+    torch.linalg.vector_norm(t, dim=-1, dtype=None if t.dtype == out.dtype else out.dtype, out=out)
+
+
 def row_norm(t: Tensor, keepdim: bool = False) -> Tensor:
     """Return the Euclidean norm over the last dimension, in float32 or better.
 
@@ -67,7 +90,7 @@ def row_norm(t: Tensor, keepdim: bool = False) -> Tensor:
     overflowed or underflowed. On other devices, where reading the result would wait, the sum is
     computed in float64, or with rows scaled by their largest entry.
     """
-    wide = t.dtype if t.dtype in _RANGE else torch.float32
+    wide = norm_dtype(t.dtype)
     if not reads_are_free(t.device):
         return _safe(t, wide, keepdim)
     low, high = _RANGE[wide]
@@ -81,6 +104,17 @@ def row_norm(t: Tensor, keepdim: bool = False) -> Tensor:
 def in_range(norm: Tensor) -> bool:
     """Return whether plain norms are safe: no square can have left the range. Reads the values."""
     return _within(norm.flatten(), *_RANGE[norm.dtype])
+
+
+def outside_range(norm: Tensor) -> Tensor:
+    """Return which plain norms may be wrong: a square may have left the range, or is NaN."""
+    low, high = _RANGE[norm.dtype]
+    return ~((norm >= low) & (norm <= high))
+
+
+def are_moderate(norm: Tensor) -> bool:
+    """Return whether products of two such norms stay in range during a solve. Reads the values."""
+    return _within(norm, *_ORDINARY[norm.dtype])
 
 
 def unit_rows(t: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from math import inf
+from math import inf, nan
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from torchdeq.checks import require_choice, require_whole
 
-_EPS = 1e-9  # keeps the relative residual of a zero state finite, as in torchdeq 0.1.0
+EPS = 1e-9  # keeps the relative residual of a zero state finite, as in torchdeq 0.1.0
 MODES = ("abs", "rel")
 NORMS = ("l2", "rms")
 
@@ -66,7 +67,10 @@ class StopRule:
         mode: `"abs"` or `"rel"`.
         rtol: relative part of the joint test.
         atol: absolute part of the joint test.
-        check_every: evaluations between two checks of the residuals by the host.
+        check_every: evaluations between two checks of the residuals by the host. With `"auto"` a
+            solve on an accelerator looks less often while the residual is far from the goal and
+            shrinks steadily, which costs a few evaluations more; where the host reads for free, and
+            in a linear solve, `"auto"` is 1.
         return_final: spend the budget and return the last state instead of the best one.
         norm: `"l2"`, or `"rms"` for the root mean square over the numbers of a sample (over all
             numbers of the batch if its samples are one coupled system).
@@ -77,7 +81,7 @@ class StopRule:
     mode: str = "abs"
     rtol: float | None = None
     atol: float | None = None
-    check_every: int = 1
+    check_every: int | Literal["auto"] = 1
     return_final: bool = False
     norm: str = "l2"
 
@@ -85,9 +89,10 @@ class StopRule:
         require_choice("stop mode", self.mode, MODES)
         require_choice("norm", self.norm, NORMS)
         require_whole("max_iter", self.max_iter, 0)
-        require_whole("check_every", self.check_every)
         object.__setattr__(self, "max_iter", int(self.max_iter))  # 40.0 from a config file
-        object.__setattr__(self, "check_every", int(self.check_every))
+        if self.check_every != "auto":
+            require_whole('check_every, unless it is "auto",', self.check_every)
+            object.__setattr__(self, "check_every", int(self.check_every))
         for name in ("tol", "rtol", "atol"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < inf:
@@ -101,6 +106,11 @@ class StopRule:
             raise ValueError(
                 "rtol and atol are a stopping test instead of tol, got all three: pass tol=None"
             )
+
+    @property
+    def interval(self) -> int:
+        """Return `check_every`, or 1 for `"auto"`."""
+        return 1 if self.check_every == "auto" else self.check_every
 
     @property
     def goal(self) -> float:
@@ -128,9 +138,22 @@ class StopRule:
         return relative(size, norm) if self.mode == "rel" else size
 
 
+def parse_interval(value: object) -> int | Literal["auto"]:
+    """Return the interval of checks that an option or a flag names; raise `ValueError` if none."""
+    if value == "auto":
+        return "auto"
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = nan
+    if isinstance(value, bool) or not number.is_integer():
+        raise ValueError(f"expected a whole number or auto, got {value!r}")
+    return int(number)
+
+
 def relative(size: Tensor, norm: Tensor) -> Tensor:
     """Return |f(z) - z| / (|f(z)| + eps), and infinity where |f(z)| overflows."""
-    allowed = norm + _EPS
+    allowed = norm + EPS
     return torch.where(allowed == inf, inf, size / allowed)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from torchdeq.functional import fixed_point
 from torchdeq.grad import BACKWARDS, Implicit, implicit
+from torchdeq.modules import uses_compiler
 from torchdeq.solver import Anderson, StopRule
 
 STOP = StopRule(100, 1e-7)
@@ -67,7 +68,8 @@ def test_products_with_the_jacobian_leave_the_parameters_out(
     z = fixed_point(compiled(cell), torch.zeros_like(x), (x,), stop=STOP).z
     z.sum().backward()
     ((fz, h),) = graphs
-    assert implicit._inspect_graph(fz, h) == (False, True)  # compiled, and no leaf but h
+    assert not implicit._has_inputs(fz, h)  # no leaf but h
+    assert uses_compiler(compiled(cell))
     assert all(p.grad is not None for p in cell.parameters())
     assert all(isinstance(p, nn.Parameter) for p in cell._parameters.values())
 
@@ -120,3 +122,51 @@ def test_the_library_imports_no_compiler() -> None:
         "assert 'torch._dynamo' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_compiled_part_is_detected_without_a_walk_through_the_graph() -> None:
+    cell, x = Cell(), torch.randn(3, 8)
+    method = Cell()
+    method.compile(backend="aot_eager")
+    outer = nn.Sequential(nn.Linear(8, 8), method)
+    fast, function = compiled(cell), compiled(torch.tanh)
+    for f in (fast, lambda z: fast(z, x), method, outer, lambda z: function(cell(z, x))):
+        assert uses_compiler(f)
+    for f in (cell, lambda z: cell(z, x), torch.tanh):
+        assert not uses_compiler(f)
+
+
+def test_the_search_for_leaves_stops_at_the_first_one() -> None:
+    h, weights = torch.ones(2, 3, requires_grad=True), [torch.eye(3, requires_grad=True)] * 200
+    fz = h
+    for w in weights:
+        fz = torch.tanh(fz @ w)
+    visited = 0
+
+    class Node:
+        """A node of a graph that counts its visits."""
+
+        def __init__(self, node: Any) -> None:
+            self.node = node
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Node) and self.node is other.node
+
+        def __hash__(self) -> int:
+            return hash(self.node)
+
+        @property
+        def variable(self) -> Any:
+            return getattr(self.node, "variable", None)
+
+        @property
+        def next_functions(self) -> list[tuple[Any, int]]:
+            nonlocal visited
+            visited += 1
+            return [(None if n is None else Node(n), i) for n, i in self.node.next_functions]
+
+    class Image:
+        is_leaf, grad_fn = False, Node(fz.grad_fn)
+
+    assert implicit._has_inputs(Image, h)  # type: ignore[arg-type]
+    assert visited <= 4

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from benchmarks.accelerator import Meter
 from tests import problems
 from torchdeq.solver import (
     SOLVERS,
@@ -63,13 +64,29 @@ def test_without_a_tolerance_the_host_reads_nothing(
     assert reads.count == 0
 
 
-@pytest.mark.usefixtures("_as_a_device")
-@pytest.mark.parametrize("solver", [FixedPointIter(), Anderson(), Broyden()])
-def test_with_a_tolerance_the_host_reads_once_a_check(solver: Any) -> None:
-    stop = StopRule(40, 1e-6)
-    with Reads() as reads:
-        solution = solve(torch.cos, torch.zeros(3, 2), solver, stop)
-    assert solution.stats.nfe <= reads.count <= solution.stats.nfe + 1
+@pytest.mark.parametrize("name", list(SOLVERS))
+@pytest.mark.parametrize("options", [{}, {"ls": True}])
+@pytest.mark.parametrize("shape", [(3, 16), (70, 16), (2, 5_000)])
+@pytest.mark.parametrize("tol", [0.0, 1e-6])
+def test_a_device_is_read_once_a_check_and_never_without_a_tolerance(
+    name: str, options: dict[str, bool], shape: tuple[int, int], tol: float
+) -> None:
+    if options and name != "broyden":
+        return
+    meter, start = Meter(simulated=True), torch.rand(shape)
+    solver = SOLVERS[name](**SOLVERS[name].options_without_jvp, **options)
+    with meter:
+        stop = StopRule(30, tol)
+        solution = solve(torch.cos, meter.put(start), solver, stop, on_failure="ignore")
+        reads = meter.tally.reads
+        z, nfe = solution.z.to("cpu"), solution.stats.nfe
+    # The trials of a search and the products of a Newton step are read, too.
+    searches = options or name in ("auto", "newton_krylov")
+    assert reads <= (3 if searches else 1) * nfe + 3 if tol and solver.watches else reads == 0
+    if tol:
+        on_host = solve(torch.cos, start, solver, stop, on_failure="ignore")
+        assert on_host.stats.nfe == nfe
+        torch.testing.assert_close(z, on_host.z, atol=1e-6, rtol=0)
 
 
 @pytest.mark.usefixtures("_as_a_device")

@@ -20,7 +20,7 @@ from torchdeq.grad.adjoint import solve_adjoint, solve_batched_cotangents
 from torchdeq.grad.base import BACKWARDS, Backward, NoGraph
 from torchdeq.grad.shine import Shine
 from torchdeq.linear import GMRES, LinearSolver
-from torchdeq.modules import ModuleState, mixes_samples
+from torchdeq.modules import ModuleState, mixes_samples, uses_compiler
 from torchdeq.packed import PackedFn
 from torchdeq.randomness import Randomness
 from torchdeq.registry import suggest
@@ -106,9 +106,9 @@ class Implicit(Backward):
             fz = f(h)
         if not fz.requires_grad:
             raise NoGraph
-        has_inputs, compiled = _inspect_graph(fz, h)
-        if not has_inputs:
+        if not _has_inputs(fz, h):
             return [split(fz.detach())]
+        compiled = before is not None and uses_compiler(f.f)
         second_call = _SecondCall(f, before) if before is not None and compiled else None
         call = _AttachedCall(self, f.eps, coupling_of(f), activations, second_call)
         return [split(_ImplicitGradient.apply(fz, h, call))]  # type: ignore[no-untyped-call]
@@ -190,18 +190,18 @@ class _SecondCall:
             return self._f(h)
 
 
-def _inspect_graph(fz: Tensor, h: Tensor) -> tuple[bool, bool]:
-    """Return whether the graph of `fz` has leaves other than `h`, and whether it is compiled."""
+def _has_inputs(fz: Tensor, h: Tensor) -> bool:
+    """Return whether the graph of `fz` has leaves other than `h`; stop at the first one."""
+    if fz.is_leaf:
+        return fz is not h
     visited, pending = set(), [fz.grad_fn]
-    has_inputs, compiled = fz.is_leaf and fz is not h, False
-    compiler = compiler_loaded()
-    while pending and not (has_inputs and (compiled or not compiler)):
+    while pending:
         node = pending.pop()
         if node is None or node in visited:
             continue
         visited.add(node)
         leaf = getattr(node, "variable", None)
-        has_inputs |= leaf is not None and leaf is not h
-        compiled |= compiler and node.name() == "CompiledFunctionBackward"
+        if leaf is not None and leaf is not h:
+            return True
         pending.extend(parent for parent, _ in node.next_functions)
-    return has_inputs, compiled
+    return False

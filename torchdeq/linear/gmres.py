@@ -123,7 +123,7 @@ class GMRES(LinearSolver):
         k = min(self.restart, max(1, system.left - self.confirm) + system.has_first_product)
         V = r.new_empty(k + 1, *r.shape)
         torch.div(r, torch.where(beta > 0, beta, 1.0)[:, None], out=V[0])
-        every = system.stop.check_every if system.checks else k
+        every = system.stop.interval if system.checks else k
         small = _hessenberg(system, beta, done, k)
         rows: list[Tensor] = []
         nfe: list[int] = []
@@ -169,7 +169,7 @@ def _hessenberg(system: System, beta: Tensor, done: Tensor, k: int) -> Hessenber
     eps = torch.finfo(beta.dtype).eps
     values = torch.stack((beta, system.goal, done.to(beta.dtype)))
     values = to_host(values) if system.checks else values.to(small_dtype(beta.device))
-    return Hessenberg(values[0], values[1], values[2] == 0, k, eps)
+    return Hessenberg(values[0], values[1], values[2] == 0, k, eps, on_host=system.checks)
 
 
 def _extend(V: Tensor, j: int, w: Tensor) -> Tensor:
@@ -189,11 +189,10 @@ def _extend(V: Tensor, j: int, w: Tensor) -> Tensor:
     return torch.cat((c.add_(correction).squeeze(1), length), dim=1)
 
 
-def _transfer(rows: Sequence[Tensor], to_the_host: bool) -> list[Tensor]:
-    """Return the rows in the precision of the small algebra, in one transfer to the host."""
+def _transfer(rows: Sequence[Tensor], to_the_host: bool) -> Sequence[Tensor]:
+    """Return the rows where the small algebra is, after at most one transfer to the host."""
     if not to_the_host:
-        small = small_dtype(rows[0].device)
-        return [row.to(small) for row in rows]
+        return rows  # the small algebra converts them
     if len(rows) == 1:
         return [to_host(rows[0])]
     return list(to_host(torch.cat(list(rows), dim=1)).split([r.shape[1] for r in rows], dim=1))

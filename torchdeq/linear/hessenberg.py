@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_FEW = 64  # systems
 _TINY = {torch.float64: 1e-20, torch.float32: 1e-8}  # replaces a length of zero
 _MAX_SQUARE = {torch.float64: 1e200, torch.float32: 1e20}  # |t|^2 at a residual of mere rounding
 
@@ -24,9 +25,18 @@ class Hessenberg:
         running: (B,) whether each system takes part in the cycle.
         size: the maximum number of columns.
         eps: the precision in which the columns are computed.
+        on_host: whether the tensors are in the memory of the host.
     """
 
-    def __init__(self, beta: Tensor, goal: Tensor, running: Tensor, size: int, eps: float) -> None:
+    def __init__(
+        self,
+        beta: Tensor,
+        goal: Tensor,
+        running: Tensor,
+        size: int,
+        eps: float,
+        on_host: bool = False,
+    ) -> None:
         self.beta, self.running, self.eps = beta, running, eps
         self.H = beta.new_zeros(len(beta), size + 1, size)
         # (B,) |t|^2 at which the residual reaches its goal.
@@ -37,6 +47,10 @@ class Hessenberg:
         self._t[:, 0] = 1.0
         self._square = torch.ones_like(beta)  # (B,) |t|^2
         self._zero = beta.new_zeros(())
+        # Few flags on the host are Python's: six operations on tiny tensors take longer.
+        few = on_host and len(beta) <= _FEW
+        self._few: list[bool] | None = running.tolist() if few else None
+        self._enough_list: list[float] = self.enough.tolist() if few else []
 
     def push(self, h: Tensor) -> None:
         """Append a column, (B, j + 2): the coefficients in the basis, then the remaining length."""
@@ -53,15 +67,23 @@ class Hessenberg:
         column = self.H[:, : j + 2, j]
         length, size = column[:, -1], torch.linalg.vector_norm(column, dim=1)
         overlap = torch.bmm(self._t[:, None, : j + 1], column[:, :-1, None]).view(-1)
-        t = torch.addcdiv(self._zero, overlap, length, value=-1)
-        self._t[:, j + 1] = t
+        t = torch.addcdiv(self._zero, overlap, length, value=-1, out=self._t[:, j + 1])
         self._square.addcmul_(t, t)
-        unsolved = (self._square < self.enough) & (length > 10 * self.eps * size)
-        self._active = self._active & unsolved
+        if self._few is None:
+            unsolved = (self._square < self.enough) & (length > 10 * self.eps * size)
+            self._active = self._active & unsolved
+            return
+        values = zip(*(v.tolist() for v in (self._square, length, size)), strict=True)
+        self._few = [
+            active and square < enough and rest > 10 * self.eps * whole
+            for active, enough, (square, rest, whole) in zip(
+                self._few, self._enough_list, values, strict=True
+            )
+        ]
 
     def any_active(self) -> bool:
         """Return whether any system needs another column. Reads the values."""
-        return bool(self._active.any())
+        return bool(self._active.any()) if self._few is None else any(self._few)
 
     def minimise(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the minimisers (B, k), the residuals (B, k + 1) in the basis, and their norms.

@@ -148,7 +148,7 @@ class System:
         if not self.checks:
             return False
         since = 0 if self._last_read is None else self.products - self._last_read
-        if not now and 0 < since < self.stop.check_every:
+        if not now and 0 < since < self.stop.interval:
             return False
         self._last_read = self.products
         return bool(flags.all())

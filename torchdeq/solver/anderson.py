@@ -62,6 +62,7 @@ class Anderson(Solver[Window]):
         return window
 
     def step(self, f: FixedPointFn, it: Iterate, state: Window) -> tuple[Iterate, Window]:
+        del it  # the window has all that it needs; `f` may need the memory
         if self.safeguard is not None:
             state.guard(self.safeguard)
         return state.evaluate(f, state.mix(self.tau)), state

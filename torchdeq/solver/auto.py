@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from torchdeq.numbers import HOST
 from torchdeq.solver.base import SOLVERS, FixedPointFn, Loop, Outcome, Problem, Solver
 from torchdeq.stopping import StopRule
 from torchdeq.trace import Trace
@@ -52,8 +53,10 @@ class Auto(Solver[None]):
             budget = ceil((stop.max_iter - spent) / (len(self.chain) - i))
             if trace is not None:
                 lowest = _lowest(trace, stop)
-                if stop.goal and not bool((lowest > -inf).any()):
-                    break
+                if stop.goal:
+                    lowest = lowest.to(HOST)  # where the next solver decides, too
+                    if not bool((lowest > -inf).any()):
+                        break
             if not budget:
                 break
             record = [k for k in problem.record if spent < k <= spent + budget]
@@ -85,10 +88,11 @@ class _Stage:
         self.z, self.rows = z, None
         packed, scale = whole.f.packed, whole.scale
         if whole.compact and lowest is not None:
-            rows = self.rows = (lowest > -inf).nonzero().squeeze(1)
-            packed, z, lowest = packed.take(rows), z.index_select(0, rows), lowest[rows]
+            unfinished = (lowest > -inf).nonzero().squeeze(1)
+            rows = self.rows = unfinished.to(z.device)
+            packed, z, lowest = packed.take(rows), z.index_select(0, rows), lowest[unfinished]
             scale = None if scale is None else scale[rows]
-        f, stop = FixedPointFn(packed, budget), replace(whole.stop, max_iter=budget)
+        f, stop = FixedPointFn(packed, budget, whole.f.reads), replace(whole.stop, max_iter=budget)
         self.problem = Problem(f, z, stop, record, whole.compact, lowest, scale, whole.shared)
 
     def whole_batch(self, z: Tensor) -> Tensor:

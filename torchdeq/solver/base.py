@@ -16,6 +16,9 @@ from torchdeq.stats import SolverStat
 from torchdeq.stopping import StopRule
 from torchdeq.trace import Trace
 
+#: Numbers in a state up to which keeping many states costs less than comparing each at once.
+SMALL = 1 << 13
+
 
 class Iterate(NamedTuple):
     """A point and its image, both (B, D).
@@ -28,6 +31,9 @@ class Iterate(NamedTuple):
         x: the answer of the solver at this point if that is not `fz`.
         fresh: whether the solver never writes into the answer again; False if the answer is in a
             buffer of the solver.
+        lasts: if the answer is in a buffer: how many further steps leave it unchanged.
+        square: (B,) the squares $|g|^2$ if the solver has computed them.
+        moderate: whether the host knows that no $|g|$ is very large or small.
     """
 
     z: Tensor
@@ -35,6 +41,14 @@ class Iterate(NamedTuple):
     g: Tensor | None = None
     x: Tensor | None = None
     fresh: bool = True
+    lasts: int = 0
+    square: Tensor | None = None
+    moderate: bool = False
+
+    @property
+    def answer(self) -> Tensor:
+        """Return the answer of the solver at this point, `x` or `fz`."""
+        return self.fz if self.x is None else self.x
 
     @property
     def residual(self) -> Tensor:
@@ -48,10 +62,17 @@ class Iterate(NamedTuple):
 
 
 class FixedPointFn:
-    """The map `f` on the packed matrix, with a budget of evaluations."""
+    """The map `f` on the packed matrix, with a budget of evaluations.
 
-    def __init__(self, f: PackedFn, budget: int) -> None:
-        self.packed, self.budget, self.nfe = f, budget, 0
+    Args:
+        f: the packed map.
+        budget: evaluations, at most.
+        reads: whether a solver may read values from the device: the solve has a tolerance, or the
+            values are in the memory of the host.
+    """
+
+    def __init__(self, f: PackedFn, budget: int, reads: bool = True) -> None:
+        self.packed, self.budget, self.nfe, self.reads = f, budget, 0, reads
 
     @property
     def left(self) -> int:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from torchdeq.checks import require_whole
-from torchdeq.numbers import unit_scale
+from torchdeq.numbers import row_dot, unit_scale
 from torchdeq.solver.base import SOLVERS, FixedPointFn, Iterate, Solver
-from torchdeq.solver.line_search import backtrack
+from torchdeq.solver.line_search import Trial, backtrack
 from torchdeq.solver.low_rank import LowRank
 
 
@@ -78,46 +78,50 @@ class Broyden(Solver[Secant]):
     def init(self, it: Iterate) -> Secant:
         g = _wide(it.residual)
         H = LowRank(g, self.l_thres)
-        return Secant(H, H.matvec(g), unit_scale(g))
+        return Secant(H, H.matvec(g), None if it.moderate else unit_scale(g))
 
     def step(self, f: FixedPointFn, it: Iterate, state: Secant) -> tuple[Iterate, Secant]:
-        z, g = _wide(it.z), _wide(it.residual)
+        z, g, H = _wide(it.z), _wide(it.residual), state.H
         if self.ls:
-            new_z, fz, new_g = backtrack(f, it.z, state.Hg * -self.alpha, g, self.ls_tries)
+            trial = backtrack(f, it.z, state.Hg * -self.alpha, g, self.ls_tries)
+            new_z, remaining = trial.point, 1 + f.left
         else:
+            trial, remaining = None, f.left
             new_z = torch.sub(z, state.Hg, alpha=self.alpha).to(it.z.dtype)
+        if H.make_room(remaining):
+            state.Hg = H.matvec(g)
+        dz = torch.sub(new_z, z, out=H.U[H.rank])  # the row of the new term
+        before = g if self.update == "bad" else None
+        del it, z, g  # `f` may need the memory
+        if trial is None:
             fz = f(new_z)
-            new_g = fz - new_z
-        self._learn(state, _wide(new_z) - z, g, _wide(new_g), 1 + f.left)
-        return Iterate(new_z, fz, new_g, x=new_z), state
+            trial = Trial(new_z, fz, fz - new_z)
+        self._learn(state, dz, _wide(trial.residual), before)
+        return Iterate(*trial, x=new_z), state
 
-    def _learn(self, state: Secant, dz: Tensor, g: Tensor, new_g: Tensor, remaining: int) -> None:
+    def _learn(self, state: Secant, dz: Tensor, g: Tensor, before: Tensor | None) -> None:
         """Add the rank-one term of a step and set `state.Hg` to $H g$ at the new residual.
 
         Args:
             state: changed in place.
-            dz: (B, D) the step.
-            g: (B, D) the residual before it.
-            new_g: (B, D) the residual after it.
-            remaining: terms that the budget still allows, with this one.
+            dz: (B, D) the step, in the free row of `U`.
+            g: (B, D) the residual after it.
+            before: (B, D) the residual before it, for the bad update.
         """
-        H, Hg = state.H, state.Hg
-        if H.make_room(remaining):
-            Hg = H.matvec(g)
-        new_Hg = H.matvec(new_g)
-        Hdg, unit = new_Hg - Hg, state.unit
-        if self.update == "good":
+        H, unit = state.H, state.unit
+        new_Hg = H.matvec(g)
+        Hdg = torch.sub(new_Hg, state.Hg, out=state.Hg)
+        if before is None:
             step = dz if unit is None else dz * unit  # the scale of v cancels
             v = H.rmatvec(step, out=H.V[H.rank])
-            scale = (step * Hdg).sum(1, keepdim=True)  # = v . dg
+            scale = row_dot(step, Hdg)  # = v . dg
         else:
-            v = torch.sub(new_g, g, out=H.V[H.rank])
-            scale = (v if unit is None else v.mul_(unit)).square().sum(1, keepdim=True)
-            scale = scale if unit is None else scale / unit
+            v = torch.sub(g, before, out=H.V[H.rank])
+            v = v if unit is None else v.mul_(unit)
+            scale = row_dot(v, v) if unit is None else row_dot(v, v) / unit
         # A zero denominator carries no information: the term becomes zero.
-        u = torch.sub(dz, Hdg, out=H.U[H.rank])
-        u.mul_(scale.reciprocal_().nan_to_num_(0.0, 0.0, 0.0))
-        state.Hg = new_Hg.addcmul_(u, (v * new_g).sum(1, keepdim=True))
+        u = dz.sub_(Hdg).mul_(scale.reciprocal_().nan_to_num_(0.0, 0.0, 0.0))
+        state.Hg = new_Hg.addcmul_(u, row_dot(v, g))
         H.extend()
 
 

@@ -42,8 +42,9 @@ class FixedPointIter(Solver[None]):
         return None
 
     def step(self, f: FixedPointFn, it: Iterate, state: None) -> tuple[Iterate, None]:
-        assert it.x is not None
-        return self.at(f, it.x), None
+        x = it.answer
+        del it  # `f` may need the memory
+        return self.at(f, x), None
 
 
 @SOLVERS.register("simple_fixed_point_iter")

@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from torchdeq.solver.base import FixedPointFn, Iterate
+from torchdeq.solver.base import SMALL, FixedPointFn, Iterate
 from torchdeq.solver.window import Window
 
 #: Keeps the Gram matrix of a sample at its fixed point invertible.
@@ -37,6 +37,9 @@ class ImageWindow(Window):
         self.shifts = ((ridge + _TINY[self.small]) * self.eye)[:, None, None].unbind(0)
         self.gram = self.eye.repeat(len(z), 1, 1)
         self.rhs = self.gram.new_zeros(len(z), m, 1)
+        # A large image exists in its slot alone; a small one also as a tensor that lasts.
+        self.in_slots = self.dtype == dtype and z.numel() > SMALL
+        self._only: Tensor | None = None  # (B, D) the image, as long as there is no other
         self.guarded = False  # whether single samples may have emptied their windows
         self._make_views()
 
@@ -58,23 +61,30 @@ class ImageWindow(Window):
     def evaluate(self, f: FixedPointFn, z: Tensor) -> Iterate:
         slot = self.count % self.m
         image = self._images[slot]
-        if self.dtype == image.dtype:
-            fz = f(z, into=image)  # `f` writes the image into its slot
+        if self.in_slots:
+            f(z, into=image)
+            fz = image
         else:
             fz = f(z)
             image.copy_(fz)
-        it = Iterate(z, fz, torch.sub(fz, z, out=self._residuals[slot]), fresh=fz is not image)
-        self._push(slot)
-        return it
+        g = torch.sub(fz, z, out=self._residuals[slot])
+        square = self._push(slot)
+        return Iterate(z, fz, g, fresh=not self.in_slots, lasts=self.m - 1, square=square)
 
     def insert(self, it: Iterate) -> None:
         slot = self.count % self.m
         self.F[slot] = it.fz
         torch.sub(it.fz, it.z, out=self.G[slot])
+        if not self.count:
+            self._set_unit(self.G[slot], it.moderate)
+        self._only = None if self.count else it.fz
         self._push(slot)
 
     def mix(self, tau: float) -> Tensor:
         r"""Return $\sum_i \alpha_i [f(z_i) - (1 - \tau) g_i]$, (B, D)."""
+        only, self._only = self._only, None
+        if only is not None and tau == 1:
+            return only  # not a copy: it is also the best state so far
         alpha, F, G = self._weights(), self._F, self._G
         if self.count < self.m:  # the other slots are uninitialised memory
             alpha, F, G = alpha[:, : self.count], F[:, : self.count], G[:, : self.count]
@@ -100,13 +110,15 @@ class ImageWindow(Window):
         part.F, part.G = self.F.index_select(1, rows), self.G.index_select(1, rows)
         part.gram, part.rhs = self.gram[rows], self.rhs[rows]
         part.unit = None if self.unit is None else self.unit[rows]
+        part._only = None if self._only is None else self._only.index_select(0, rows)
         part._make_views()
         return part
 
-    def _push(self, slot: int) -> None:
-        """Add the residual in `slot` to the small system."""
-        if not self.count:
-            self._set_unit(self.G[slot])
+    def _push(self, slot: int) -> Tensor | None:
+        """Add the residual in `slot` to the small system; return (B,) its squared norm.
+
+        None if that is only known in units of the first residual.
+        """
         if self.restart and slot == 0:
             self.gram.copy_(self.eye.expand_as(self.gram))
             self.rhs.zero_()
@@ -126,10 +138,12 @@ class ImageWindow(Window):
             dots = torch.bmm(self._left[slot] * self.unit, Gt) * self.unit
             if self.ridge:
                 shift = shift * self.unit.to(shift.dtype).square()
+        square = dots[:, 0, slot] if self.unit is None else None
         if self.restart or self.guarded:
             dots = torch.where(self.rhs[:, :n].mT > 0, dots, 0.0)
         column.copy_(dots.mT)
         torch.addcmul(shift, dots, scale, out=row)
+        return square
 
     def _weights(self) -> Tensor:
         """Return the mixing weights, (B, m, 1); a sample with NaN weights takes a plain step."""

@@ -11,6 +11,7 @@ from torchdeq.numbers import row_norm
 from torchdeq.solver.base import FixedPointFn
 
 _SLOPE = 1e-4  # Armijo: the fraction of the predicted decrease that a step must reach
+_BLIND = 2  # trials if nothing can be read
 _SHRINK = (0.1, 0.5)  # bounds of the factor by which one trial shrinks the step
 
 
@@ -28,7 +29,9 @@ def backtrack(f: FixedPointFn, z: Tensor, d: Tensor, g: Tensor, tries: int) -> T
     The step length $t$ starts at 1. After each trial it moves to the minimum of a parabola through
     the squared residuals, within bounds; after a trial that is not finite, to its lower bound. The
     last trial is a plain step, $z + g$. A sample that accepts no trial takes its best one. Each
-    trial evaluates `f` once for the whole batch and reads one flag from the device.
+    trial evaluates `f` once for the whole batch and reads one flag from the device. Where the solve
+    must not read, there are two trials, whatever the first one gives: the full step and a shorter
+    one.
 
     Args:
         f: the map.
@@ -44,10 +47,12 @@ def backtrack(f: FixedPointFn, z: Tensor, d: Tensor, g: Tensor, tries: int) -> T
     phi = torch.full_like(phi0, torch.inf)
     best: Trial | None = None
     done = ~size.isfinite()  # a sample that is not finite must not prolong the search
-    trials = max(1, min(tries, f.left))
+    trials = max(1, min(tries if f.reads else min(tries, _BLIND), f.left))
     for i in range(trials):
         point = (z + t * d).to(z.dtype)
-        if i and i == trials - 1:  # a plain step is better than the best of several bad steps
+        if (
+            f.reads and i and i == trials - 1
+        ):  # a plain step is better than the best of several bad steps
             point = torch.where(done, point, (z + g).to(z.dtype))
         image = f(point)
         trial = Trial(point, image, image - point)
@@ -56,7 +61,7 @@ def backtrack(f: FixedPointFn, z: Tensor, d: Tensor, g: Tensor, tries: int) -> T
         best = trial if best is None else _choose(better, trial, best)
         phi = torch.where(better, phi_t, phi)
         done = done | (phi_t <= (1 - 2 * _SLOPE * t) * phi0)
-        if bool(done.all()):
+        if i == trials - 1 or (f.reads and bool(done.all())):
             break
         t = torch.where(done, t, _shorter(t, phi0, phi_t))
     assert best is not None

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchdeq import numbers
 from torchdeq.coupling import Coupling, check_coupling
 from torchdeq.failures import check_policy, report_failures
 from torchdeq.packed import PackedFn
@@ -15,6 +16,8 @@ from torchdeq.packing import Packing
 from torchdeq.pytree import S, check_batched
 from torchdeq.solution import FixedPoint
 from torchdeq.solver.base import FixedPointFn, Iterate, Outcome, Problem, Solver
+from torchdeq.solver.device_ledger import DeviceLedger, defers
+from torchdeq.solver.host_ledger import HostLedger
 from torchdeq.solver.ledger import Ledger
 from torchdeq.stats import SolverStat
 from torchdeq.stopping import StopRule
@@ -114,8 +117,15 @@ def solve_packed(
     shape, z0 = z0.shape, z0.detach()
     if f.coupled is True:
         f, z0 = f.as_one_system(), z0.reshape(1, -1)
+    reads = bool(stop.goal) or numbers.reads_are_free(z0.device)
     problem = Problem(
-        FixedPointFn(f, stop.max_iter), z0, stop, tuple(record), compact, scale=scale, shared=shared
+        FixedPointFn(f, stop.max_iter, reads),
+        z0,
+        stop,
+        tuple(record),
+        compact,
+        scale=scale,
+        shared=shared,
     )
     with f.autocast.suspended():
         outcome = solver.run(problem, iterate)
@@ -145,13 +155,14 @@ def _check_request(solver: object, record: Sequence[int], compact: bool, shared:
 def iterate(solver: Solver[Any], problem: Problem) -> Outcome:
     """Run an update rule until every sample has finished or the budget is spent."""
     f = problem.f
-    ledger = Ledger(problem)
+    ledger = open_ledger(problem)
     recorder = _Recorder(ledger, problem.record)
     observe = recorder.observe if problem.record else ledger.observe
     state = None
     if f.left:
         it = solver.at(f, problem.z0)
         observe(it, f.nfe)
+        it = it._replace(moderate=ledger.moderate)
         state = solver.init(it) if f.left and ledger.running else None
         while f.left and ledger.running:
             if problem.compact and ledger.running <= _COMPACT_AT * len(it.z):
@@ -160,12 +171,21 @@ def iterate(solver: Solver[Any], problem: Problem) -> Outcome:
                 it = it.take(rows)
                 state = _take(solver, state, rows)
             before = f.nfe
-            it, state = solver.step(f, it, state)
+            last = [it]  # popped, so that a step can free the memory of the last iterate
+            del it
+            it, state = solver.step(f, last.pop(), state)
             if f.nfe == before:
                 raise RuntimeError(f"{type(solver).__name__}.step must evaluate f at least once")
             observe(it, f.nfe)
     z = ledger.snapshot()
     return Outcome(z, recorder.states(z), ledger.trace(), f.nfe, memory=state)
+
+
+def open_ledger(problem: Problem) -> Ledger:
+    """Return the ledger of a solve: the host decides where it reads residuals in any case."""
+    free = numbers.reads_are_free(problem.z0.device) and not problem.stop.return_final
+    on_host = bool(problem.stop.goal) or (free and not defers(problem))
+    return HostLedger(problem) if on_host else DeviceLedger(problem)
 
 
 def _take(solver: Solver[Any], state: Any, rows: Tensor) -> Any:

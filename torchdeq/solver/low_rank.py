@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from copy import copy
+from math import prod
 from typing import Self
 
 import torch
 from torch import Tensor
 
 _FIRST = 16  # terms to allocate at first
+_LITTLE = 1 << 20  # numbers up to which all terms of the budget are allocated at once
 
 
 class LowRank:
@@ -49,10 +51,12 @@ class LowRank:
             self.rank = self.initial
         if self.rank == len(self.U):
             most = self.rank + remaining
-            if self.limit is None:
-                self._grow(min(most, max(_FIRST, 2 * self.rank)))
-            else:  # allocate the few rows at once: unwritten memory costs nothing
+            if self.limit is not None:  # allocate the few rows at once: unwritten memory is free
                 self._grow(min(most, self.initial + self.limit))
+            elif most * prod(self.U.shape[1:]) <= _LITTLE:
+                self._grow(most)
+            else:
+                self._grow(min(most, max(_FIRST, 2 * self.rank)))
         return dropped
 
     def _grow(self, rows: int) -> None:

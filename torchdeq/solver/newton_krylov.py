@@ -77,7 +77,8 @@ class NewtonKrylov(Solver[Forcing]):
             f.spend()
             return v - self._product(f.packed, it, v)
 
-        goal = state.eta * state.size
+        # Where nothing can be read, every system gets all its products.
+        goal = state.eta * state.size if f.reads else None
         d, _ = GMRES(restart=self.inner, confirm=False).solve(
             matvec, g, StopRule(products, tol=None), goal=goal, eps=f.packed.eps
         )

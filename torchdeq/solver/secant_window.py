@@ -38,7 +38,7 @@ class SecantWindow(Window):
         it = it._replace(g=it.residual)
         assert it.g is not None
         if self.last is None:
-            self._set_unit(it.g)
+            self._set_unit(it.g, it.moderate)
         if self.last is not None and self.m > 1:
             slot = self.count % len(self.dZ)
             if self.restart and slot == 0:

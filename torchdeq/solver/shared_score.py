@@ -41,36 +41,42 @@ class SharedScore:
         worst = torch.where(self._given_up, -inf, worst).amax()
         return torch.where(self._given_up | (worst == -inf), score, worst)
 
-    def spread(self, t: Tensor) -> Tensor:
-        """Return (N, B) the largest value of each row, at every sample."""
-        return torch.where(self._given_up, -inf, t).amax(1, keepdim=True).expand_as(t)
+    @property
+    def given_up(self) -> Tensor:
+        """Return (B,) which samples the solve has given up."""
+        return self._given_up
 
 
-class HostSharedScore(SharedScore):
-    """The shared score of a few samples on the host, where Python numbers are faster."""
+class FewSharedScore(SharedScore):
+    """The shared score of a few samples as Python numbers, which are faster than tiny tensors."""
 
     def __init__(self, first: Tensor, goal: float) -> None:
         super().__init__(first, goal)
-        self._host_limit = float(self._limit)
+        numbers = torch.stack((self._limit, *first.new_tensor((goal, _TOLERATED * goal))))
+        self._limit_number, self._goal_number, self._tolerated = numbers.tolist()
         self._given_up_list = [False] * len(first)
         self._met_list = [False] * len(first)
 
-    def update(self, score: Tensor) -> Tensor:
-        given_up, met, goal = self._given_up_list, self._met_list, self._goal
-        values, worst = score.tolist(), -inf
-        for i, value in enumerate(values):
-            if given_up[i] or not value <= self._host_limit:
+    @property
+    def given_up(self) -> Tensor:
+        return torch.tensor(self._given_up_list)
+
+    def update_list(self, score: list[float]) -> list[float]:
+        """Return the scores of the next iterate, from the residual of each sample."""
+        given_up, met, goal = self._given_up_list, self._met_list, self._goal_number
+        worst = -inf
+        for i, value in enumerate(score):
+            if given_up[i] or not value <= self._limit_number:
                 given_up[i] = True
                 continue
             if value <= goal:
                 met[i] = True
-            elif met[i] and value <= _TOLERATED * goal:
+            elif met[i] and value <= self._tolerated:
                 value = goal
             worst = max(worst, value)
-        if not any(given_up):
-            return torch.full_like(score, worst)
-        self._given_up = torch.tensor(given_up)
-        return torch.where(self._given_up, score, worst)
+        return [
+            v if lost or worst == -inf else worst for v, lost in zip(score, given_up, strict=True)
+        ]
 
 
 def _limit(first: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ class Window(ABC):
     def take(self, rows: Tensor) -> Self:
         """Return the window of some of the samples."""
 
-    def _set_unit(self, first: Tensor) -> None:
+    def _set_unit(self, first: Tensor, moderate: bool) -> None:
         """Set the unit from the first residuals, (B, D), if their squares could leave the range."""
-        unit = unit_scale(first)
+        unit = None if moderate else unit_scale(first)
         self.unit = None if unit is None else unit[:, :, None]
