@@ -43,12 +43,12 @@ def open_model(
     with torch.random.fork_rng(devices=[]):
         model = preset.task.build(checkpoint.facts)
     load_weights(model, checkpoint.model, str(path))
-    model.facts = _available_facts(preset.task) if checkpoint.facts is None else checkpoint.facts
+    model.facts = known_facts(preset.task) if checkpoint.facts is None else checkpoint.facts
     model.preset = preset
     return model.eval(), preset
 
 
-def _available_facts(task: Task) -> dict[str, object]:
+def known_facts(task: Task) -> dict[str, object]:
     """Return the facts of a task; none if its data is missing."""
     try:
         return task.facts()
