@@ -125,13 +125,7 @@ def train_changed(
     Args:
         name: of the preset.
         change: returns the preset to train from that of the name, or from that of a resumed run.
-        out: see `train`, as for all that follow.
-        resume: see `train`.
-        force: see `train`.
-        quiet: see `train`.
-        cpu: see `train`.
-        max_seconds: see `train`.
-        report: see `train`.
+        out: see `train`, which explains the other options, too.
     """
     if resume and force:
         raise ZooError("--resume goes on with a run, --force replaces it: choose one")

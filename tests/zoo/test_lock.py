@@ -99,6 +99,10 @@ def test_a_process_knows_whether_another_one_lives() -> None:
     zombie = multiprocessing.get_context("fork").Process(target=int)
     zombie.start()
     assert zombie.pid is not None
-    time.sleep(0.3)  # ended by now, and nobody has waited for it
+    started = ProcessId(**{**asdict(ProcessId.own()), "pid": zombie.pid, "started": "?"})
+    assert started.is_alive() is False  # another process had that number
+    state = Path(f"/proc/{zombie.pid}/stat")
+    while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)  # until it has ended, and nobody has waited for it
     assert replace(ProcessId.own(), pid=zombie.pid).is_alive() is False
     zombie.join()
