@@ -146,7 +146,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     from deq_zoo.building import try_to_build
     from deq_zoo.evaluate import evaluate
     from deq_zoo.log import as_json
-    from deq_zoo.results import describe_evaluation, evaluation_as_data
+    from deq_zoo.printing import describe_evaluation, evaluation_as_data
     from deq_zoo.weights import load_weights
 
     trained, preset = _open(args)
@@ -166,7 +166,7 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 
 def _predict(args: argparse.Namespace) -> int:
-    from deq_zoo.results import show_results
+    from deq_zoo.printing import show_results
 
     out = _out_folder(args, "predictions")
     model, preset = _open(args)
@@ -176,7 +176,7 @@ def _predict(args: argparse.Namespace) -> int:
 
 def _sample(args: argparse.Namespace) -> int:
     from deq_zoo.help import format_sampling, open_preset
-    from deq_zoo.results import show_results
+    from deq_zoo.printing import show_results
     from deq_zoo.values import with_settings
 
     options = open_preset(args.run)[1].task.sampling()

@@ -24,9 +24,9 @@ from deq_zoo.preset import Preset
 from deq_zoo.processes import Processes
 from deq_zoo.progress import Display, make_display
 from deq_zoo.run import Run
+from deq_zoo.run_state import collect_state, restore_state
+from deq_zoo.running_statistics import merged_statistics
 from deq_zoo.signals import interruptible
-from deq_zoo.state import collect, restore
-from deq_zoo.statistics import merged_statistics
 from deq_zoo.task import Batch, Shard, Split
 from deq_zoo.update import Learner, check_finite
 from deq_zoo.weights import load_weights
@@ -223,7 +223,7 @@ class Trainer(Learner):
     def save(self, path: Path) -> None:
         """Write a checkpoint of all processes together; nothing that is not finite is saved."""
         self._check_finite()
-        checkpoint = collect(self)
+        checkpoint = collect_state(self)
         self.processes.from_main(lambda: checkpoint.save(path))
         if path == self.run.last:
             self.saved_step = self.step
@@ -241,7 +241,7 @@ class Trainer(Learner):
                 f"{self.run.path} has done {checkpoint.step} steps: choose at least as many, not "
                 f"{self.steps}"
             )
-        restore(self, checkpoint)
+        restore_state(self, checkpoint)
         if self.run.best.exists():  # it may be newer than the last checkpoint
             best = self.run.checkpoint(best=True)
             if best.step >= checkpoint.step:
