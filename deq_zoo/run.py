@@ -60,7 +60,7 @@ class Run:
 
     @property
     def is_half_made(self) -> bool:
-        """Whether the folder is missing, empty, or left by a run that was killed while starting."""
+        """Return whether the folder is missing, empty, or left by a run killed while starting."""
         if not self.path.is_dir():
             return not self.path.exists()
         names = {file.name for file in self.path.iterdir()}

@@ -52,7 +52,7 @@ class Result:
 
     @property
     def finished(self) -> bool:
-        """Whether all updates are done."""
+        """Return whether all updates are done."""
         return self.step >= self.steps
 
     @property

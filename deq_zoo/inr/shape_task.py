@@ -82,12 +82,12 @@ class FitShape(Task):
 
     @cached_property
     def distance(self) -> Distance:
-        """The signed distance, which is all training data."""
+        """Return the signed distance, which is all training data."""
         return distance(self.shape, self.file)
 
     @property
     def train_set(self) -> Distance:
-        """The signed distance, which has an exact value at every point."""
+        """Return the signed distance, which has an exact value at every point."""
         return self.distance
 
     @property

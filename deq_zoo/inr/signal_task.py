@@ -75,7 +75,7 @@ class SignalTask(Task):
 
     @cached_property
     def signal(self) -> Signal:
-        """The signal to fit."""
+        """Return the signal to fit."""
         whole = open_signal(
             self.data, self.channels, self.file, self.data_dir, self.index, self.length
         )
@@ -95,7 +95,7 @@ class SignalTask(Task):
 
     @cached_property
     def train_set(self) -> Samples:
-        """All samples; a batch holds places in `train_set.rows`."""
+        """Return all samples; a batch holds places in `train_set.rows`."""
         return Samples(self.signal, torch.arange(len(self.signal)))
 
     @property
@@ -105,7 +105,7 @@ class SignalTask(Task):
 
     @cached_property
     def test_set(self) -> Samples:
-        """The signal that was fitted; of a video, `eval_frames` frames evenly spread."""
+        """Return the signal that was fitted; of a video, `eval_frames` frames evenly spread."""
         if not self.eval_frames or self.signal.kind != "video":
             return self.train_set
         frames, size = self.signal.shape[0], prod(self.signal.shape[1:])

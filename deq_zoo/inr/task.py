@@ -178,7 +178,7 @@ class FitSignal(SignalTask):
 
     @cached_property
     def target_differences(self) -> Tensor:
-        """The differences (N, c, 2) of neighbouring pixels, along (column, row)."""
+        """Return the differences (N, c, 2) of neighbouring pixels, along (column, row)."""
         image = self.signal.targets(torch.arange(len(self.signal))).view(*self.signal.shape, -1)
         rows, columns = torch.gradient(image, dim=(0, 1))
         return torch.stack((columns, rows), dim=-1).flatten(0, 1)
@@ -247,17 +247,17 @@ class GeneraliseImage(FitSignal):
 
     @cached_property
     def train_set(self) -> Samples:
-        """The pixels at even lines and columns."""
+        """Return the pixels at even lines and columns."""
         return self._pixels(0, 0)
 
     @cached_property
     def val_set(self) -> Samples:
-        """The pixels to the right of the training pixels."""
+        """Return the pixels to the right of the training pixels."""
         return self._pixels(0, 1)
 
     @cached_property
     def test_set(self) -> Samples:
-        """The pixels diagonally between the training pixels."""
+        """Return the pixels diagonally between the training pixels."""
         return self._pixels(1, 1)
 
     def _pixels(self, top: int, left: int) -> Samples:

@@ -133,17 +133,17 @@ class LanguageTask(Task):
 
     @property
     def train_set(self) -> Tensor:
-        """The token ids (N,) of the training data."""
+        """Return the token ids (N,) of the training data."""
         return self.corpus.train
 
     @property
     def val_set(self) -> Tensor:
-        """The token ids (N,) of the validation data."""
+        """Return the token ids (N,) of the validation data."""
         return self.corpus.val
 
     @cached_property
     def test_set(self) -> Tensor:
-        """The token ids (N,) of the test data."""
+        """Return the token ids (N,) of the test data."""
         ids = self._encode_split("test", self.corpus.tokenizer)
         self._eval_streams(ids)  # raises if the text is too short
         return ids
