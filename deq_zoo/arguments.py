@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         raise ZooError(message + where)
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Return the parsed arguments; `command` is the command, `others` are options of sampling.
 
     `--help` and `--version` print and raise `SystemExit`.

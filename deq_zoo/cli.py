@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deq_zoo.arguments import parse
+from deq_zoo.arguments import parse_arguments
 from deq_zoo.errors import ZooError
 from deq_zoo.packages import install
 from deq_zoo.predictions import OutFolder
@@ -33,7 +33,7 @@ _SHORT = ("epochs", "steps", "seed", "workers")  # settings of a preset with fla
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; print a mistake of the user as one paragraph."""
     try:
-        args = parse(sys.argv[1:] if argv is None else argv)
+        args = parse_arguments(sys.argv[1:] if argv is None else argv)
         return int(_COMMANDS[args.command](args) or 0)
     except ZooError as error:
         print(f"deq-zoo: {error}", file=sys.stderr)
@@ -77,20 +77,14 @@ def _info(args: argparse.Namespace) -> None:
 
 def _with_changes(preset: Preset, args: argparse.Namespace) -> Preset:
     """Return a preset with the changes of the command line."""
-    from deq_zoo.values import with_settings
+    from deq_zoo.settings import change_preset
     from torchdeq import DEQConfig
 
     given = vars(args)
     flags = {name: value for name, value in given.items() if name in DEQConfig.names()}
     short = [f"{name}={given[name]}" for name in _SHORT if given.get(name) is not None]
-    moved = _with_data_dir(preset.with_deq(**flags), args)
-    changed: Preset = with_settings(moved, [*args.set, *short], "deq-zoo info NAME shows all")
-    return changed.with_deq()  # checks the options of the DEQ that --set has changed
-
-
-def _with_data_dir(preset: Preset, args: argparse.Namespace) -> Preset:
-    """Return a preset with its data in the folder that the command line names."""
-    return preset if args.data_dir is None else preset.with_data_dir(args.data_dir)
+    where = "deq-zoo info NAME shows all"
+    return change_preset(preset, [*args.set, *short], flags, args.data_dir, where)
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -146,7 +140,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     from deq_zoo.building import try_to_build
     from deq_zoo.evaluate import evaluate
     from deq_zoo.log import as_json
-    from deq_zoo.results import describe_evaluation, evaluation_as_data
+    from deq_zoo.printing import describe_evaluation, evaluation_as_data
     from deq_zoo.weights import load_weights
 
     trained, preset = _open(args)
@@ -166,7 +160,7 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 
 def _predict(args: argparse.Namespace) -> int:
-    from deq_zoo.results import show_results
+    from deq_zoo.printing import show_results
 
     out = _out_folder(args, "predictions")
     model, preset = _open(args)
@@ -175,9 +169,10 @@ def _predict(args: argparse.Namespace) -> int:
 
 
 def _sample(args: argparse.Namespace) -> int:
-    from deq_zoo.help import format_sampling, open_preset
-    from deq_zoo.results import show_results
-    from deq_zoo.values import with_settings
+    from deq_zoo.help import format_sampling
+    from deq_zoo.loading import open_preset
+    from deq_zoo.printing import show_results
+    from deq_zoo.settings import with_settings
 
     options = open_preset(args.run)[1].task.sampling()
     if args.list:
@@ -210,7 +205,7 @@ def _as_settings(words: Sequence[str], options: Any) -> list[str]:
         words: from the command line.
         options: the options of sampling, which the words should name.
     """
-    from deq_zoo.values import walk
+    from deq_zoo.settings import walk
 
     flags = {f"--{field.path.replace('_', '-')}" for field in walk(options)}
     settings = []
@@ -260,7 +255,8 @@ def _report(args: argparse.Namespace) -> None:
     from deq_zoo.run import Run
 
     run = Run.open(args.run)
-    write_report(run, _with_data_dir(run.preset(), args))
+    preset = run.preset()
+    write_report(run, preset if args.data_dir is None else preset.with_data_dir(args.data_dir))
     print(run.report)
 
 

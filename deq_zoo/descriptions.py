@@ -14,7 +14,7 @@ from dataclasses import fields
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from deq_zoo.preset import Preset
-from deq_zoo.values import walk
+from deq_zoo.settings import walk
 from torchdeq import DEQConfig
 
 _ENTRY = re.compile(r"( *)\*{0,2}(\w+): *(.*)")

@@ -8,6 +8,7 @@ is built with, e.g. a mask of `-inf`, are part of its design.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import isfinite
 from typing import Any
 
 from torch import Tensor, nn
@@ -49,6 +50,18 @@ def check_parameters(model: nn.Module) -> None:
 def all_finite(tree: Any) -> bool:
     """Return whether no floating-point tensor of a tree holds NaN or infinity."""
     return next(_not_finite(("", t) for t in tensors(tree)), None) is None
+
+
+def check_loss(loss: float, step: int, advice: str = "") -> None:
+    """Raise `ZooError` if a loss is NaN or infinite.
+
+    Args:
+        loss: the loss.
+        step: its update.
+        advice: what is left, e.g. the last good checkpoint.
+    """
+    if not isfinite(loss):
+        raise diverged(f"the loss is {loss}", step, advice)
 
 
 def diverged(what: str, step: int, advice: str = "") -> ZooError:

@@ -12,12 +12,12 @@ from torch import Tensor
 from deq_zoo.batches import open_batches
 from deq_zoo.building import build_for_training
 from deq_zoo.errors import ZooError
-from deq_zoo.finite import diverged, find_not_finite, not_finite_by_design
+from deq_zoo.finite import check_loss, diverged, find_not_finite, not_finite_by_design
 from deq_zoo.model import Model
 from deq_zoo.preset import Preset
 from deq_zoo.randomness import unchanged_randomness
 from deq_zoo.task import WHOLE
-from deq_zoo.update import Learner, OneDevice, check_finite, check_seconds
+from deq_zoo.update import Learner, OneDevice, check_seconds
 
 _DTYPES = {"no": None, "bf16": torch.bfloat16}
 
@@ -81,7 +81,7 @@ def _fit(
         ended = late or learner.step == learner.steps
         if progress is not None or ended or learner.step % preset.log_every == 0:
             loss = float(torch.stack(list(losses)).mean())
-            check_finite(loss, learner.step)
+            check_loss(loss, learner.step)
             if progress is not None:
                 progress(learner.step, loss)
         return ended

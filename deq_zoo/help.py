@@ -10,12 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from deq_zoo.checkpoint import Checkpoint
 from deq_zoo.descriptions import Setting, settings, shown
-from deq_zoo.errors import ZooError
 from deq_zoo.family import families
+from deq_zoo.loading import open_preset
 from deq_zoo.preset import Preset, find_preset
-from deq_zoo.run import Run, read_preset
 from torchdeq import add_deq_args
 
 _USAGE = {
@@ -77,17 +75,6 @@ def describe_subject(parser: argparse.ArgumentParser, command: str, subject: str
         parser.epilog = (
             f"settings of {name}, changed by --set KEY=VALUE:\n{format_settings(others)}"
         )
-
-
-def open_preset(path: Path) -> tuple[str, Preset]:
-    """Return the name and the preset of a run folder or checkpoint file."""
-    if path.is_dir():
-        run = Run.open(path)
-        return run.name, run.preset()
-    if not path.exists():
-        raise ZooError(f"there is no run folder or checkpoint at {path}")
-    config = Checkpoint.load(path).config
-    return str(config.get("name")), read_preset(config, str(path))
 
 
 def format_settings(items: Iterable[Setting]) -> str:

@@ -46,3 +46,14 @@ def open_model(
     model.facts = preset.task.available_facts() if facts is None else facts
     model.preset = preset
     return model.eval(), preset
+
+
+def open_preset(path: Path) -> tuple[str, Preset]:
+    """Return the name and the preset of a run folder or checkpoint file."""
+    if path.is_dir():
+        run = Run.open(path)
+        return run.name, run.preset()
+    if not path.exists():
+        raise ZooError(f"there is no run folder or checkpoint at {path}")
+    config = Checkpoint.load(path).config
+    return str(config.get("name")), read_preset(config, str(path))

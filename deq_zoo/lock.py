@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from deq_zoo.errors import ZooError
-from deq_zoo.process import ProcessId
+from deq_zoo.process_id import ProcessId
 
 _RENEWED = 20.0  # seconds between two renewals
 _OLD = 300.0  # seconds after which an owner on another machine counts as gone

@@ -11,7 +11,7 @@ from deq_zoo.errors import ZooError
 from deq_zoo.spelling import did_you_mean
 
 
-def parse(text: str, kind: Any, name: str) -> Any:
+def parse_value(text: str, kind: Any, name: str) -> Any:
     """Return text as a value of a type; raise `ZooError` if it is none.
 
     Args:
@@ -26,7 +26,7 @@ def parse(text: str, kind: Any, name: str) -> Any:
         for option in inner:
             if option is not type(None):
                 with suppress(ZooError):
-                    return parse(text, option, name)
+                    return parse_value(text, option, name)
     elif origin is Literal:
         if text in map(str, inner):
             return next(item for item in inner if str(item) == text)
@@ -34,7 +34,7 @@ def parse(text: str, kind: Any, name: str) -> Any:
         raise ZooError(f"{name} is one of {', '.join(map(str, inner))}, got {text!r}{hint}")
     elif origin in (tuple, list):
         items = [] if text in ("", "()", "[]") else text.strip("()[]").split(",")
-        parsed = [parse(item.strip(), inner[0] if inner else str, name) for item in items]
+        parsed = [parse_value(item.strip(), inner[0] if inner else str, name) for item in items]
         if origin is tuple and ... not in inner and len(parsed) != len(inner):
             raise ZooError(f"{name} takes {len(inner)} values, got {len(parsed)}")
         return origin(parsed)

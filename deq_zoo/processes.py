@@ -22,7 +22,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor
 
 from deq_zoo.errors import ZooError
-from deq_zoo.peers import PeerWatch
+from deq_zoo.peer_watch import PeerWatch
 from deq_zoo.preset import Preset
 from deq_zoo.signals import handling
 

@@ -15,8 +15,8 @@ from deq_zoo.files import write_atomically
 from deq_zoo.loading import open_model
 from deq_zoo.preset import Preset
 from deq_zoo.run import Run
+from deq_zoo.settings import walk
 from deq_zoo.task import Picture
-from deq_zoo.values import paths
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:0;background:#f6f6f4;color:#222}
@@ -132,8 +132,8 @@ def _page(
         for value, name in summarise(lines, preset)
     )
     rows = "".join(
-        f"<tr><td>{html.escape(path)}</td><td>{html.escape(str(value))}</td></tr>"
-        for path, _, value in paths(preset)
+        f"<tr><td>{html.escape(field.path)}</td><td>{html.escape(str(field.value))}</td></tr>"
+        for field in walk(preset)
     )
     target = preset.target
     published = f" Published: {target.metric} {target.value:g} ({target.source})." if target else ""

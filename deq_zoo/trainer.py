@@ -18,17 +18,17 @@ from deq_zoo.batches import open_batches
 from deq_zoo.building import build_for_training
 from deq_zoo.errors import ZooError
 from deq_zoo.evaluate import evaluate
-from deq_zoo.finite import all_finite, diverged, find_not_finite, not_finite_by_design
+from deq_zoo.finite import all_finite, check_loss, diverged, find_not_finite, not_finite_by_design
 from deq_zoo.model import Model
 from deq_zoo.preset import Preset
 from deq_zoo.processes import Processes
 from deq_zoo.progress import Display, make_display
 from deq_zoo.run import Run
+from deq_zoo.run_state import collect_state, restore_state
+from deq_zoo.running_statistics import merged_statistics
 from deq_zoo.signals import interruptible
-from deq_zoo.state import collect, restore
-from deq_zoo.statistics import merged_statistics
 from deq_zoo.task import Batch, Shard, Split
-from deq_zoo.update import Learner, check_finite
+from deq_zoo.update import Learner
 from deq_zoo.weights import load_weights
 from deq_zoo.window import Window
 
@@ -139,7 +139,7 @@ class Trainer(Learner):
     def _log_window(self, display: Display) -> None:
         """Log the means since the last line: the only sync of the device between evaluations."""
         values = self.window.empty(self.processes)
-        check_finite(values["loss"], self.step, self._what_is_left())
+        check_loss(values["loss"], self.step, self._what_is_left())
         display.step(self.step, values)
         self._write("train", self.step, values)
 
@@ -207,7 +207,7 @@ class Trainer(Learner):
 
     def _check_finite(self) -> None:
         """Raise `ZooError` if the loss, the weights or the optimiser's state are not finite."""
-        check_finite(self.window.loss, self.step, self._what_is_left())
+        check_loss(self.window.loss, self.step, self._what_is_left())
         name = find_not_finite(self.bare_model, self.not_finite_by_design)
         if name is not None:
             raise diverged(f"{name} holds NaN or infinity", self.step, self._what_is_left())
@@ -223,7 +223,7 @@ class Trainer(Learner):
     def save(self, path: Path) -> None:
         """Write a checkpoint of all processes together; nothing that is not finite is saved."""
         self._check_finite()
-        checkpoint = collect(self)
+        checkpoint = collect_state(self)
         self.processes.from_main(lambda: checkpoint.save(path))
         if path == self.run.last:
             self.saved_step = self.step
@@ -241,7 +241,7 @@ class Trainer(Learner):
                 f"{self.run.path} has done {checkpoint.step} steps: choose at least as many, not "
                 f"{self.steps}"
             )
-        restore(self, checkpoint)
+        restore_state(self, checkpoint)
         if self.run.best.exists():  # it may be newer than the last checkpoint
             best = self.run.checkpoint(best=True)
             if best.step >= checkpoint.step:

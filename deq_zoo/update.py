@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from math import inf, isfinite
+from math import inf
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from deq_zoo.errors import ZooError
-from deq_zoo.finite import diverged
 from deq_zoo.preset import Preset
 from deq_zoo.task import Batch, Loss, Task
 from deq_zoo.tree import detached, to_device
@@ -145,15 +144,3 @@ def check_seconds(seconds: float | None) -> None:
     """Raise `ZooError` unless a limit of time is above 0, or None."""
     if seconds is not None and not 0 < seconds < inf:
         raise ZooError(f"max_seconds must be a number above 0, got {seconds}")
-
-
-def check_finite(loss: float, step: int, advice: str = "") -> None:
-    """Raise `ZooError` if a loss is NaN or infinite.
-
-    Args:
-        loss: the loss.
-        step: its update.
-        advice: what is left, e.g. the last good checkpoint.
-    """
-    if not isfinite(loss):
-        raise diverged(f"the loss is {loss}", step, advice)

@@ -1,4 +1,4 @@
-"""Typed configurations: to and from plain data, and changed from the command line.
+"""Typed configurations as plain data, and back.
 
 A configuration is a frozen dataclass of numbers, strings, tuples and further dataclasses. The plain
 data names the classes, so that reading it gives the same value again.
@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import logging
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from importlib import import_module
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from deq_zoo.errors import ZooError
 from deq_zoo.family import families
 from deq_zoo.packages import require_family
-from deq_zoo.parsing import parse
 from deq_zoo.spelling import suggest
 from deq_zoo.uses import UnusedOptions
 from torchdeq import DEQConfig
@@ -115,118 +114,6 @@ def _class(path: str) -> type[Any]:
     if not (isinstance(kind, type) and is_dataclass(kind)):
         raise ZooError(f"a configuration names the class {path!r}, which does not exist")
     return kind
-
-
-class Field(NamedTuple):
-    """A field somewhere below a configuration.
-
-    Args:
-        owner: the dataclass that has it.
-        name: the name in `owner`.
-        path: the dotted name from the configuration on.
-        kind: the type.
-        value: the value.
-    """
-
-    owner: Any
-    name: str
-    path: str
-    kind: Any
-    value: Any
-
-
-def walk(config: Any, prefix: str = "") -> Iterator[Field]:
-    """Yield every field below a configuration that is not a configuration itself."""
-    hints = get_type_hints(type(config))
-    for f in fields(config):
-        if not f.init:
-            continue
-        path, value = f"{prefix}{f.name}", getattr(config, f.name)
-        if is_dataclass(value) and not isinstance(value, type):
-            yield from walk(value, f"{path}.")
-        else:
-            yield Field(config, f.name, path, hints[f.name], value)
-
-
-def paths(config: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the dotted path, the type and the value of every field below a configuration."""
-    for field in walk(config):
-        yield field.path, field.kind, field.value
-
-
-def with_settings(config: Any, settings: Sequence[str], all_names: str = "") -> Any:
-    """Return a configuration with `path=value` settings applied.
-
-    A path may be shortened to its last parts as long as one field alone ends with them. All are
-    applied together, since one may need another that comes after it. Of `steps` and `epochs`, the
-    last one set counts.
-
-    Args:
-        config: the configuration.
-        settings: the changes.
-        all_names: where users read the names of all settings, for errors.
-    """
-    parsed: list[tuple[str, Any]] = []
-    kinds = {field.path: field.kind for field in walk(config)}
-    for setting in settings:
-        name, equals, text = setting.partition("=")
-        if not equals:
-            raise ZooError(f"a setting reads key=value, got {setting!r}")
-        path = _complete(name, kinds, all_names)
-        parsed.append((path, parse(text, kinds[path], path)))
-    changes: dict[str, Any] = {}
-    # Zeros of fields that exclude each other come last: by then the other one is set.
-    for path, new in sorted(parsed, key=lambda item: item[0] in _EITHER and not item[1]):
-        other = _EITHER.get(path)
-        if other is None or other not in kinds:
-            changes[path] = new
-        elif new:
-            changes |= {other: 0, path: new}
-        elif not changes.get(other, getattr(config, other)):
-            changes[path] = new
-    return _replace(config, changes) if changes else config
-
-
-_EITHER = {"steps": "epochs", "epochs": "steps"}  # of a preset
-
-
-def _complete(name: str, paths: Iterable[str], all_names: str) -> str:
-    """Return the one path that a name stands for."""
-    paths = list(paths)
-    if name in paths:
-        return name
-    ends = [path for path in paths if path.endswith(f".{name}")]
-    if len(ends) == 1:
-        return ends[0]
-    if ends:
-        raise ZooError(f"the setting {name!r} could be any of {', '.join(ends)}: name it in full")
-    last = name.rsplit(".", 1)[-1]
-    elsewhere = [path for path in paths if path.rsplit(".", 1)[-1] == last]
-    if elsewhere:
-        hint = f"; did you mean {elsewhere[0]!r}?"
-    else:
-        hint = suggest(last, (path.rsplit(".", 1)[-1] for path in paths), all_names)
-    raise ZooError(f"unknown setting {name!r}{hint}")
-
-
-def _replace(config: Any, changes: Mapping[str, Any]) -> Any:
-    """Return a configuration with the fields at these paths below it replaced."""
-    own: dict[str, Any] = {}
-    below: dict[str, dict[str, Any]] = {}
-    for path, new in changes.items():
-        head, _, rest = path.partition(".")
-        if rest:
-            below.setdefault(head, {})[rest] = new
-        else:
-            own[head] = new
-    own |= {head: _replace(getattr(config, head), inner) for head, inner in below.items()}
-    try:
-        if isinstance(config, DEQConfig):
-            return config.with_options(**own)
-        return replace(config, **own)
-    except (ValueError, TypeError) as error:
-        settings = ", ".join(f"{path}={new!r}" for path, new in changes.items())
-        raise ZooError(f"{settings}: {error}") from None
 
 
 def _shaped(value: Any, kind: Any) -> Any:

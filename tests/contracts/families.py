@@ -33,10 +33,6 @@ def train_smoke(name: str, out: Path, *options: str) -> int:
     return main(["train", f"{name}-smoke", "--cpu", "--quiet", "--out", str(out), *options])
 
 
-def uses_predict(family: Family) -> bool:
-    return bool(family.predicts)
-
-
 def inputs_of(name: str) -> Any:
     """Return the module with a family's inputs, `predict_inputs` and `python_input`.
 

@@ -16,7 +16,7 @@ import deq_zoo
 from deq_zoo.cli import main
 from deq_zoo.errors import ZooError
 from deq_zoo.lock import locked
-from deq_zoo.process import ProcessId
+from deq_zoo.process_id import ProcessId
 
 QUIET: Any = {"quiet": True, "cpu": True, "report": False}
 

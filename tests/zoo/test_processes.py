@@ -17,7 +17,7 @@ from deq_zoo.checkpoint import Checkpoint
 from deq_zoo.errors import ZooError
 from deq_zoo.processes import TIMEOUT, Processes, read_timeout, start_processes
 from deq_zoo.run import Run
-from deq_zoo.statistics import merged_statistics
+from deq_zoo.running_statistics import merged_statistics
 from tests.zoo.disagreeing import disagreeing
 from tests.zoo.launching import finish, launch
 

@@ -14,7 +14,7 @@ import deq_zoo
 from deq_zoo.checkpoint import Checkpoint
 from deq_zoo.errors import CheckpointError, ZooError
 from deq_zoo.preset import Preset
-from deq_zoo.process import ProcessId
+from deq_zoo.process_id import ProcessId
 from deq_zoo.run import Run
 from deq_zoo.training import Result
 from tests.zoo.toy import toy

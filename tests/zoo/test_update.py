@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from deq_zoo.errors import ZooError
+from deq_zoo.finite import check_loss
 from deq_zoo.task import WHOLE
 from deq_zoo.tree import detached, map_tensors, tensors, to_device
-from deq_zoo.update import Learner, OneDevice, check_finite
+from deq_zoo.update import Learner, OneDevice
 from tests.zoo.toy import toy
 
 
@@ -67,6 +68,6 @@ def test_an_update_is_a_gradient_step_on_the_mean_of_its_batches(options: dict[s
 
 
 def test_a_loss_that_is_not_finite_is_an_error() -> None:
-    check_finite(1.0, 3)
+    check_loss(1.0, 3)
     with pytest.raises(ZooError, match="the loss is nan at step 3: lower the learning rate"):
-        check_finite(float("nan"), 3)
+        check_loss(float("nan"), 3)

@@ -9,7 +9,8 @@ import pytest
 
 from deq_zoo.errors import ZooError
 from deq_zoo.optim import SGD, MultiStep
-from deq_zoo.values import _MOVED, from_data, paths, to_data, with_settings
+from deq_zoo.settings import walk, with_settings
+from deq_zoo.values import _MOVED, from_data, to_data
 from tests.zoo.toy import Toy, toy
 
 
@@ -114,7 +115,7 @@ class TestValues:
         assert to_data(again)["class"] == new
 
     def test_every_field_has_a_path(self) -> None:
-        all_paths = {path for path, _, _ in paths(toy())}
+        all_paths = {field.path for field in walk(toy())}
         assert {"task.deq.f_solver", "optim.lr", "optim.betas", "seed", "task.sizes"} <= all_paths
 
     def test_an_option_without_effect_is_left_out_of_an_earlier_configuration(

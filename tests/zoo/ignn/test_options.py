@@ -10,7 +10,7 @@ import pytest
 import deq_zoo.ignn.presets  # noqa: F401
 from deq_zoo.errors import ZooError
 from deq_zoo.preset import PRESETS, find_preset
-from deq_zoo.values import with_settings
+from deq_zoo.settings import with_settings
 from tests.zoo.ignn.tasks import make_task
 from torchdeq import DEQConfig
 

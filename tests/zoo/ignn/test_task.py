@@ -23,8 +23,9 @@ from deq_zoo.ignn.set_task import GraphClassTask, TissueTask
 from deq_zoo.ignn.task import NodeLabelTask, NodeTask
 from deq_zoo.metrics import accuracy
 from deq_zoo.preset import PRESETS, find_preset
+from deq_zoo.settings import with_settings
 from deq_zoo.task import Shard
-from deq_zoo.values import from_data, to_data, with_settings
+from deq_zoo.values import from_data, to_data
 from tests.golden import find_data
 from tests.zoo.ignn.tasks import make_task, make_tissues, measure
 from tests.zoo.training import train

@@ -11,7 +11,7 @@ import pytest
 from deq_zoo.cli import main
 from deq_zoo.errors import DataError, ZooError
 from deq_zoo.lm.presets import CONVERGENT, IMPLICIT, UNROLLED, lm_quick, lm_wt103_final
-from deq_zoo.values import with_settings
+from deq_zoo.settings import with_settings
 from tests.zoo.lm.nets import make_config
 from tests.zoo.lm.test_task import SMALL, make_task
 

@@ -1,4 +1,4 @@
-"""What `predict`, `sample` and `evaluate` print and write."""
+"""What `predict`, `sample` and `evaluate` print, and the listing of results that they write."""
 
 from __future__ import annotations
 

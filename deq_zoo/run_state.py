@@ -8,7 +8,7 @@ import torch
 
 from deq_zoo.checkpoint import Checkpoint
 from deq_zoo.randomness import random_state, restore_random_state
-from deq_zoo.statistics import merged_statistics, own_buffers, restore_buffers
+from deq_zoo.running_statistics import merged_statistics, own_buffers, restore_buffers
 from deq_zoo.tree import to_device
 from deq_zoo.values import to_data
 from deq_zoo.weights import load_weights
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from deq_zoo.trainer import Trainer
 
 
-def collect(trainer: Trainer) -> Checkpoint:
+def collect_state(trainer: Trainer) -> Checkpoint:
     """Return a checkpoint of all processes; each of them must call this."""
     processes, model = trainer.processes, trainer.bare_model
     accelerator = processes.accelerator
@@ -50,7 +50,7 @@ def collect(trainer: Trainer) -> Checkpoint:
     )
 
 
-def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
+def restore_state(trainer: Trainer, checkpoint: Checkpoint) -> None:
     """Set the state of this process to that in a checkpoint."""
     rank, notes = trainer.processes.rank, checkpoint.notes
     load_weights(trainer.bare_model, checkpoint.model, str(trainer.run.last))

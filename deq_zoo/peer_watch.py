@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from deq_zoo.errors import ZooError
-from deq_zoo.process import ProcessId
+from deq_zoo.process_id import ProcessId
 
 _PERIOD = 1.0  # seconds between two looks
 _SILENCE = 25.0  # seconds without a sign of life after which a peer on another machine is lost
