@@ -93,7 +93,8 @@ def _validation_facts(val: Sequence[LogLine], preset: Preset) -> list[Fact]:
     scored = [(value, step) for value, step in values if value is not None]
     if not scored:
         return []
-    value, step = (max if score.higher_is_better else min)(scored)
+    best = max if score.higher_is_better else min
+    value, step = best(scored, key=lambda each: each[0])  # of equals the first, as it was saved
     name = f"best validation {score.name}, at update {step}"
     return [Fact(_with_unit(value, score.unit), name)]
 

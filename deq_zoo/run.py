@@ -80,6 +80,10 @@ class Run:
         """Raise `ZooError` if the folder has files, unless they are a run's and `force` is set."""
         if self.is_half_made:
             return
+        if not force and not self.config.exists():
+            raise ZooError(
+                f"{self.path} exists already and is not a run folder: choose another with --out"
+            )
         if not force:
             raise ZooError(
                 f"{self.path} exists already: go on with --resume, choose another folder with "

@@ -135,6 +135,11 @@ def train_changed(
     if resume:
         preset = _extended(run, name, change)
         resume = run.last.exists()  # otherwise it was killed before its first checkpoint
+        if not resume and run.best.exists():
+            raise ZooError(
+                f"{run.path} has {run.best.name} but not {run.last.name}, which --resume needs: "
+                "copy it back, or begin again with --force"
+            )
         force = not resume
     else:
         preset = change(find_preset(name))

@@ -15,6 +15,7 @@ from deq_zoo.drawing import Line, line_plot
 from deq_zoo.preset import Preset, Target
 from deq_zoo.report import summarise, write_report
 from deq_zoo.run import Run
+from deq_zoo.task import Score
 from tests.zoo.toy import toy
 from torchdeq import Status
 
@@ -153,3 +154,10 @@ def test_long_logs_are_thinned_to_their_end() -> None:
     assert thin(lines)[-1]["step"] == 4320
     assert number({"a": {"b": True}}, "a", "b") is None
     assert number({"a": 2}, "a") == 2.0
+
+
+def test_of_equal_scores_the_first_is_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    preset = toy()
+    monkeypatch.setattr(type(preset.task), "score", Score("mse", higher_is_better=True))
+    lines = [{"kind": "eval", "step": k, "metrics": {"mse": 25.0}} for k in (3, 6, 9)]
+    assert [fact.name for fact in summarise(lines, preset)] == ["best validation mse, at update 3"]

@@ -38,6 +38,8 @@ class TestRuns:
         (tmp_path / "mine" / "thesis.tex").write_text("x")
         with pytest.raises(ZooError, match="is not a run folder; --force replaces nothing else"):
             Run.create(tmp_path / "mine", "toy", toy(), force=True)
+        with pytest.raises(ZooError, match="is not a run folder: choose another with --out"):
+            Run.create(tmp_path / "mine", "toy", toy())
         with pytest.raises(ZooError, match=r"it has no config\.json"):
             Run.open(tmp_path / "mine")
 
@@ -108,6 +110,15 @@ class TestRuns:
         assert result.finished
         assert not list(out.glob("*.part"))
         assert not (out / "lock.json").exists()
+
+    def test_a_lost_checkpoint_does_not_begin_a_run_again(self, run: Run) -> None:
+        train_toy(run.path, force=True)
+        run.last.unlink()
+        log = run.log_file.read_text()
+        with pytest.raises(ZooError, match=r"has best\.safetensors but not last\.safetensors"):
+            train_toy(run.path, resume=True)
+        assert run.log_file.read_text() == log
+        assert run.best.exists()
 
     def test_a_model_comes_back_ready_for_use(self, run: Run) -> None:
         train_toy(run.path, force=True)
