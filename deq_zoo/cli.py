@@ -131,6 +131,8 @@ def _open(args: argparse.Namespace) -> tuple[Model, Preset]:
 
     from deq_zoo.loading import open_model
 
+    if args.last and args.run.is_file():
+        raise ZooError(f"--last chooses a checkpoint of a run folder, and {args.run} is a file")
     model, preset = open_model(args.run, best=not args.last, data_dir=args.data_dir)
     accelerator = None if args.cpu else torch.accelerator.current_accelerator(check_available=True)
     return model.to(torch.device("cpu") if accelerator is None else accelerator), preset
@@ -141,8 +143,12 @@ def _evaluate(args: argparse.Namespace) -> None:
     from deq_zoo.evaluate import evaluate
     from deq_zoo.log import as_json
     from deq_zoo.printing import describe_evaluation, evaluation_as_data
+    from deq_zoo.uses import STATES
     from deq_zoo.weights import load_weights
 
+    idle = sorted(name for name in STATES if name in vars(args))
+    if idle:
+        raise ZooError(f"{', '.join(idle)} would have no effect: they are options of training")
     trained, preset = _open(args)
     changed, model = _with_changes(preset, args), trained
     if changed != preset:

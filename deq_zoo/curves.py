@@ -109,7 +109,7 @@ def _convergence(val: list[LogLine], preset: Preset) -> list[Picture]:
     axes.set_yscale("log")
     axes.legend(frameon=False, fontsize=8)
     caption = (
-        "Convergence of the solver on the validation data: geometric mean over samples, early "
+        "Convergence of the solver on the validation data: median over samples, early "
         "(dark) to late (light) in training. " + _tolerance_text(preset)
     )
     return [Picture("convergence", caption.strip(), to_png(figure))]
@@ -148,7 +148,7 @@ def _evaluations(train: list[LogLine], val: list[LogLine]) -> list[Picture]:
         _column("training", train, "nfe"),
         _column("validation", _solved(val), "solver", "nfe"),
     ]
-    caption = "Evaluations of f per solve, in training and on the validation data."
+    caption = f"Evaluations of f per solve, {_places(lines)}."
     return line_plot("nfe", caption, lines, "update", "evaluations of f")
 
 
@@ -157,8 +157,14 @@ def _residuals(train: list[LogLine], val: list[LogLine]) -> list[Picture]:
         _column("training", train, "residual"),
         _column("validation", _solved(val), "solver", "residual"),
     ]
-    caption = "Relative residual of the returned state, mean over samples."
+    caption = f"Relative residual of the returned state, mean over samples, {_places(lines)}."
     return line_plot("residual", caption, lines, "update", "relative residual", log=True)
+
+
+def _places(lines: Sequence[Line]) -> str:
+    """Return where the curves with two points at least come from, in words."""
+    named = {"training": "in training", "validation": "on the validation data"}
+    return " and ".join(named[line.label] for line in lines if len(line.x) > 1)
 
 
 def _solved(val: list[LogLine]) -> list[LogLine]:

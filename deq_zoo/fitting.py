@@ -42,6 +42,10 @@ def fit(
         max_seconds: stop after so long.
         progress: called with the step and its loss after every step.
     """
+    if not isinstance(preset, Preset):
+        raise TypeError(
+            f"fit takes a preset, e.g. of deq_zoo.preset.find_preset, got {type(preset).__name__}"
+        )
     check_seconds(max_seconds)
     if preset.precision == "fp16":
         raise ZooError("fit has no scaling of gradients, which fp16 needs: use precision=bf16")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from math import isfinite
+from typing import Any, Generic, TypeVar
 
 from torchdeq import SolverStat
 
@@ -31,6 +32,22 @@ class Output(Generic[P, S]):
     def prediction(self) -> P:
         """Return the prediction from the last state."""
         return self.predictions[-1]
+
+
+def solve_data(stats: SolverStat | None) -> dict[str, Any]:
+    """Return what programs need to know about a solve, as plain values.
+
+    Args:
+        stats: of the solve; None of a model without equilibrium gives nothing.
+    """
+    if stats is None:
+        return {}
+    residual = float(stats["rel_lowest"].max())
+    return {
+        "evaluations": stats.nfe,
+        "residual": residual if isfinite(residual) else None,
+        "settled": not bool(stats.failed.any()),
+    }
 
 
 def unsettled(stats: SolverStat | None) -> str:

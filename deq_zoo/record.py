@@ -41,12 +41,12 @@ class SolverRecord:
         self.radii += [value for value in radius.tolist() if value >= 0]
 
     def trace(self) -> list[float]:
-        """Return the geometric mean of the relative residual after each evaluation."""
+        """Return the median over samples of the relative residual after each evaluation."""
         if not self._traces:
             return []
         longest = max(t.shape[1] for t in self._traces)
         rows = torch.cat([_extended(t, longest) for t in self._traces])
-        return [float(v) for v in rows.clamp_min(1e-30).log().nanmean(0).exp()]
+        return [float(v) for v in rows.nanmedian(dim=0).values]
 
     def summary(self) -> dict[str, Any]:
         """Return everything as plain numbers."""

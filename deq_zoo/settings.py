@@ -51,8 +51,8 @@ def with_settings(config: Any, settings: Sequence[str], all_names: str = "") -> 
     """Return a configuration with `path=value` settings applied.
 
     A path may be shortened to its last parts as long as one field alone ends with them. All are
-    applied together, since one may need another that comes after it. Of `steps` and `epochs`, the
-    last one set counts.
+    applied together, since one may need another that comes after it. Of `steps` and `epochs`, one
+    may be set: it replaces the other.
 
     Args:
         config: the configuration.
@@ -67,6 +67,9 @@ def with_settings(config: Any, settings: Sequence[str], all_names: str = "") -> 
             raise ZooError(f"a setting reads key=value, got {setting!r}")
         path = _complete(name, kinds, all_names)
         parsed.append((path, parse_value(text, kinds[path], path)))
+    exclusive = [path for path, new in parsed if path in _EITHER and new]
+    if len(set(exclusive)) > 1:
+        raise ZooError(f"give either {' or '.join(_EITHER)}, got both")
     changes: dict[str, Any] = {}
     # Zeros of fields that exclude each other come last: by then the other one is set.
     for path, new in sorted(parsed, key=lambda item: item[0] in _EITHER and not item[1]):

@@ -95,6 +95,8 @@ def train(
         **settings: changes of the preset, e.g. `lr=0.01`, `f_solver="anderson"` or
             `**{"task.batch": 32}`.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"train takes the name of a preset, got {type(name).__name__}")
     return train_changed(
         name,
         lambda preset: change_settings(preset, settings),

@@ -83,7 +83,7 @@ def parallel_sample(
         raise ValueError(f"unknown failure policy {on_failure!r}{suggest(on_failure, POLICIES)}")
     rule = make_solver(solver, {}) if isinstance(solver, str) else solver
     usual = 1 if isinstance(rule, FixedPointIter) else _BURST
-    burst = burst or max(usual, 1 if stop is None else stop.check_every)
+    burst = burst or max(usual, 1 if stop is None else stop.interval)
     if stop is None:
         stop = StopRule((burst if window else 2) * (len(chain) + 5), 1e-4, "rel")
     Z, f = _first_states(chain, x, z0), _Map(chain, x.detach(), noise, progress)

@@ -122,11 +122,12 @@ class FlowStream:
 
     def settle(self, z0: State, given: Injection) -> tuple[State, int, float]:
         """Iterate from `z0` until the flow settles; return evaluations and last change, too."""
-        block = self.model.update_block
+        block, latest = self.model.update_block, z0
 
         def f(hid: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
-            hid, flow = block(hid / _HID_WEIGHT, flow, given)
-            return hid * _HID_WEIGHT, flow
+            nonlocal latest
+            latest = State(*block(hid / _HID_WEIGHT, flow, given))
+            return latest.hid * _HID_WEIGHT, latest.flow
 
         places = z0.flow.shape[2] * z0.flow.shape[3]
         pixels = STRIDE / places**0.5  # root mean square, in pixels, of a change of norm 1
@@ -135,7 +136,13 @@ class FlowStream:
         solution = solve(f, weighted, FixedPointIter(), stop, on_failure="ignore")
         hid, flow = solution.z
         change = pixels * float(solution.stats["abs_lowest"].max())
-        return State(hid / _HID_WEIGHT, flow), solution.stats.nfe, change
+        # Pairs that did not settle get the last state, as the model itself returns it.
+        failed = solution.stats.failed[:, None, None, None]
+        state = State(
+            torch.where(failed, latest.hid, hid / _HID_WEIGHT),
+            torch.where(failed, latest.flow, flow),
+        )
+        return state, solution.stats.nfe, change
 
     def _is_cut(self, last: Tensor, frame: Tensor) -> bool:
         a, b = (F.avg_pool2d(x.float(), STRIDE, ceil_mode=True) for x in (last, frame))

@@ -14,6 +14,7 @@ from deq_zoo.ignn.convert import from_authors, read_sizes, to_authors
 from deq_zoo.ignn.facts import GraphFacts, numbered
 from deq_zoo.ignn.model import IGNN, IGNNConfig
 from deq_zoo.ignn.prediction import doubts
+from deq_zoo.output import solve_data
 from deq_zoo.predictions import Failure, OutFolder, Prediction, predict_each
 from deq_zoo.task import Converted, Task, Weights
 from deq_zoo.uses import GRADIENT, SOLVE
@@ -91,7 +92,7 @@ class IGNNTask(Task):
                 notes.append(doubt)
             text = f"{path}: {labels.summary()} ({'; '.join(notes)})"
             files = (out.write(_table(path), labels.to_csv()),) if out.asked else ()
-            return Prediction(str(path), text, labels.to_data(), files)
+            return Prediction(str(path), text, labels.to_data() | solve_data(answer.stats), files)
 
         return predict_each(paths, classify)
 

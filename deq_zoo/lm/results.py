@@ -11,6 +11,7 @@ from typing import Any
 from deq_zoo.lm.model import DEQTransformer
 from deq_zoo.lm.prediction import TextScore
 from deq_zoo.lm.writing import Writing
+from deq_zoo.output import solve_data
 from deq_zoo.predictions import OutFolder, Prediction
 from torchdeq import SolverStat
 
@@ -33,7 +34,7 @@ def score_file(model: DEQTransformer, path: Path, out: OutFolder) -> Prediction:
     result = model.predict(path)
     score, stats = result.prediction, result.stats
     assert stats is not None, "every solve of a language model has statistics"
-    data = _summary(score)
+    data = _summary(score) | solve_data(stats)
     notes = [_doubts(model, stats)]
     if score.unknown_words:
         notes.append(f"{score.unknown_words} of its words are unknown")

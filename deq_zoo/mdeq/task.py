@@ -30,7 +30,7 @@ from deq_zoo.mdeq.convert import from_authors, to_authors
 from deq_zoo.mdeq.model import MDEQClassifier
 from deq_zoo.mdeq.prediction import crop_middle
 from deq_zoo.metrics import accuracy
-from deq_zoo.output import Output, unsettled
+from deq_zoo.output import Output, solve_data, unsettled
 from deq_zoo.predictions import Failure, OutFolder, Prediction, predict_each
 from deq_zoo.record import SolverRecord
 from deq_zoo.task import (
@@ -247,6 +247,7 @@ class ClassifyImages(Task):
             best = list(classes.probabilities.items())[:3]
             likely = ", ".join(f"{name} {100 * p:.1f} %" for name, p in best)
             data = {"probabilities": dict(best), "inverted": classes.inverted}
+            data |= solve_data(found.stats)
             return Prediction(str(path), f"{path}: {likely} ({'; '.join(notes)})", data)
 
         return predict_each(paths, classify)

@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from deq_zoo import curves
 from deq_zoo.curves import STATUS_COLOURS, draw_curves, number, thin
 from deq_zoo.drawing import Line, line_plot
 from deq_zoo.preset import Preset, Target
+from deq_zoo.record import SolverRecord
 from deq_zoo.report import summarise, write_report
 from deq_zoo.run import Run
 from deq_zoo.task import Score
 from tests.zoo.toy import toy
-from torchdeq import Status
+from torchdeq import SolverStat, Status
 
 
 def make_log(evaluations: int = 3, **solver: Any) -> list[dict[str, Any]]:
@@ -146,6 +148,29 @@ def test_the_summary_names_best_test_and_published_results() -> None:
     assert facts["best validation mse, at update 12"] == "0.3333"
     assert facts["test mse"] == "0.4"
     assert facts["published mse"] == "0.1"
+
+
+def test_the_trace_is_the_median_so_that_exact_samples_do_not_hide_the_others() -> None:
+    trace = torch.tensor([[1.0, 0.5, 0.1], [1.0, 0.4, 0.2], [1.0, 0.0, 0.0]])
+    stats = SolverStat(
+        {
+            "rel_lowest": trace[:, -1],
+            "rel_trace": trace,
+            "sradius": torch.full((3,), -1.0),
+        },
+        nfe=3,
+        status=torch.zeros(3, dtype=torch.long),
+    )
+    record = SolverRecord()
+    record.add(stats)
+    assert record.trace() == pytest.approx([1.0, 0.4, 0.1])
+
+
+def test_captions_name_the_curves_that_are_drawn() -> None:
+    lines = [line for line in make_log() if line["kind"] == "train"]
+    captions = {picture.name: picture.caption for picture in draw_curves(lines, toy())}
+    assert captions["nfe"].endswith("in training.")
+    assert "validation" not in captions["residual"]
 
 
 def test_long_logs_are_thinned_to_their_end() -> None:

@@ -77,6 +77,10 @@ class TestValues:
             changed = with_settings(by_epochs, settings)
             assert (changed.steps, changed.epochs) == (5, 0)
 
+    def test_steps_and_epochs_together_are_an_error(self) -> None:
+        with pytest.raises(ZooError, match="give either steps or epochs, got both"):
+            with_settings(toy(), ["steps=5", "epochs=2"])
+
     def test_another_solver_does_not_inherit_options(self) -> None:
         preset = toy().with_deq(f_solver="broyden", f_solver_kwargs={"l_thres": None})
         assert preset.with_deq(f_solver="anderson").task.deq.f_solver_kwargs == {}

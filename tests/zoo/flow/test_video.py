@@ -165,3 +165,19 @@ def test_what_is_no_video_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.mp4").write_bytes(b"no video")
     with pytest.raises(DataError, match="as a video"):
         next(read_frames(tmp_path / "x.mp4"))
+
+
+def test_the_first_pair_of_a_stream_is_that_of_the_model_alone() -> None:
+    torch.manual_seed(0)
+    model = DEQFlow(
+        FlowConfig(size="nano"), {"f_solver": "simple_fixed_point_iter", "f_max_iter": 4}
+    )
+    frames = [torch.randint(0, 256, (1, 3, 64, 72)) for _ in range(2)]
+    model.eval()
+    stream = FlowStream(model, tolerance=1e-6)
+    assert stream.push(frames[0]) is None
+    frame = stream.push(frames[1])
+    assert frame is not None
+    with torch.no_grad():
+        out = model((frames[0], frames[1]))
+    assert_close(frame.flow, out.prediction, atol=1e-4, rtol=1e-4)
