@@ -15,6 +15,7 @@ from torchdeq import get_deq
 from torchdeq.functional import fixed_point
 from torchdeq.grad import Implicit
 from torchdeq.solver import SOLVERS, StopRule
+from torchdeq.tracing import force_eager
 
 CALLS = 50
 
@@ -103,3 +104,22 @@ def test_two_threads_may_train_one_batch_norm() -> None:
     torch.testing.assert_close(got, expected)
     after = dict(layer.named_buffers())  # the very tensors
     assert all(after[name] is buffer for name, buffer in buffers.items())
+
+
+def test_eager_blocks_of_two_threads_leave_the_compiler_on() -> None:
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    assert torch.compile(lambda x: x + 1, backend=backend)(torch.zeros(2)).tolist() == [1, 1]
+    first, second = force_eager(), force_eager()
+    first.__enter__()
+    second.__enter__()  # as another thread may do meanwhile
+    first.__exit__(None, None, None)
+    torch.compile(lambda x: x + 2, backend=backend)(torch.zeros(2))
+    assert len(graphs) == 1  # the second block lasts
+    second.__exit__(None, None, None)
+    torch.compile(lambda x: x + 3, backend=backend)(torch.zeros(2))
+    assert len(graphs) == 2

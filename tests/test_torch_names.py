@@ -5,14 +5,16 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.utils.checkpoint import checkpoint
 from torch.utils.dlpack import from_dlpack
 
@@ -50,6 +52,15 @@ def test_trees_of_containers_are_mapped_and_flattened() -> None:
     tree = {"a": [1, (2, None)], "b": 3}
     assert _torch.tree_leaves(tree) == [1, 2, None, 3]
     assert _torch.tree_map(str, tree) == {"a": ["1", ("2", "None")], "b": "3"}
+
+
+def test_operations_are_observed_with_their_outputs() -> None:
+    seen: list[Any] = []
+    with _torch.after_operations(seen.append):
+        total = torch.ones(3).sum()
+    torch.ones(3)
+    assert seen[-1] is total
+    assert seen[0].shape == (3,)
 
 
 def test_function_transforms_are_noticed() -> None:
@@ -311,3 +322,94 @@ def test_names_of_tests_are_the_same_with_every_torch() -> None:
     assert len(names) > 1000
     shown = ("tensor(", "0x", "torch.memory_format", "Parameter containing", "object at")
     assert [name for name in names if any(part in name.split("[")[-1] for part in shown)] == []
+
+
+@pytest.fixture
+def unit() -> Iterator[Any]:
+    """Return a unit of `fully_shard`, in a process group with this process alone."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    from torch.distributed.fsdp import fully_shard
+
+    yield fully_shard(nn.Linear(2, 2), reshard_after_forward=True)
+    dist.destroy_process_group()
+
+
+def test_the_class_of_sharding_units_is_known_once_torch_has_loaded_it(unit: Any) -> None:
+    kind = _torch.sharding_unit_type()
+    assert kind is not None
+    assert isinstance(unit, kind)
+    assert not isinstance(nn.Linear(2, 2), kind)
+    code = "import torchdeq; from torchdeq import _torch; print(_torch.sharding_unit_type())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "None"  # the library has not loaded it either
+
+
+def test_units_with_parameters_of_their_own_are_sharded(unit: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    assert _torch.unit_is_sharded(unit)
+    assert not _torch.unit_is_sharded(fully_shard(nn.Sequential(unit)))
+
+
+def test_a_unit_knows_whether_its_forward_pass_is_running(unit: Any) -> None:
+    seen = []
+    unit.register_forward_hook(lambda *_: seen.append(_torch.unit_in_forward(unit)), prepend=True)
+    assert not _torch.unit_in_forward(unit)
+    unit(torch.ones(1, 2))
+    assert seen == [True]
+    assert not _torch.unit_in_forward(unit)
+
+
+def test_the_settings_of_a_unit_are_restored(unit: Any) -> None:
+    unit(torch.ones(1, 2))
+    unit.set_reshard_after_forward(True)
+    before = _torch.UnitSettings(unit)
+    assert before.reshards_after_forward
+    assert not before.gathered
+    unit.set_reshard_after_forward(False)
+    unit.set_reshard_after_backward(False)
+    unit.set_modules_to_backward_prefetch([unit])
+    unit.unshard()
+    changed = _torch.UnitSettings(unit)
+    assert changed.gathered
+    assert not changed.reshards_after_forward
+    before.restore()
+    unit.reshard()
+    assert vars(_torch.UnitSettings(unit)) == vars(before)
+
+
+def test_a_unit_takes_gradients_of_its_gathered_parameters(unit: Any) -> None:
+    unit(torch.ones(1, 2))
+    unit.unshard()
+    weight, grad = next(unit.parameters()), torch.ones(2, 2)
+    weight.grad = grad
+    _torch.reduce_unit_gradients(unit)
+    unit.reshard()
+    torch.testing.assert_close(unit.weight.grad.full_tensor(), grad)
+    assert unit.bias.grad is None
+
+
+def test_tensors_of_one_memory_have_one_number() -> None:
+    t = torch.ones(4, 2)
+    assert _torch.memory_id(t[1:]) == _torch.memory_id(t)
+    assert _torch.memory_id(t.clone()) != _torch.memory_id(t)
+
+
+def test_a_loop_of_a_graph_runs_until_its_condition_fails() -> None:
+    def goes_on(k: Tensor, x: Tensor) -> Tensor:
+        return k < 3
+
+    def body(k: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return k + 1, 2 * x
+
+    k, x = _torch.while_loop(goes_on, body, (torch.tensor(0), torch.ones(2)))
+    assert (k, x.tolist()) == (3, [8.0, 8.0])
+
+
+@pytest.mark.slow
+def test_a_program_is_compiled_to_a_package_and_loaded(tmp_path: Path) -> None:
+    program = torch.export.export(nn.Tanh(), (torch.ones(3),))
+    _torch.compile_package(program, str(tmp_path / "tanh.pt2"), {"note": "a"})
+    loaded, metadata = _torch.load_package(str(tmp_path / "tanh.pt2"))
+    assert metadata["note"] == "a"
+    torch.testing.assert_close(loaded(torch.ones(3)), torch.ones(3).tanh())

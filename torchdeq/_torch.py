@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -247,3 +247,143 @@ def is_compiled(part: Any) -> bool:
 def compiler_loaded() -> bool:
     """Return whether this process has loaded the compiler; if not, no function is compiled."""
     return "torch._dynamo" in sys.modules
+
+
+def sharding_unit_type() -> type | None:
+    """Return the class of the units of `fully_shard`; None if no program has loaded it.
+
+    The class is public, but importing its package takes a second.
+    """
+    return getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+
+
+def _shard_groups(unit: Any) -> list[Any]:
+    """Return the groups of parameters of a unit, which torch gathers and scatters together."""
+    state = unit._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:  # torch before 2.12 has one group per unit
+        groups = [state._fsdp_param_group]
+    return [group for group in groups if group is not None]
+
+
+def unit_is_sharded(unit: Any) -> bool:
+    """Return whether a unit has parameters of its own, and processes share them out."""
+    groups = _shard_groups(unit)
+    return bool(groups) and all(hasattr(g.mesh_info, "shard_process_group") for g in groups)
+
+
+def unit_in_forward(unit: Any) -> bool:
+    """Return whether the program is inside the forward pass of a unit of `fully_shard`.
+
+    A checkpoint may compute the forward pass again in the backward pass.
+    """
+    state: str = unit._get_fsdp_state()._training_state.name
+    return state in ("FORWARD", "PRE_BACKWARD")
+
+
+class UnitSettings:
+    """The settings of a unit of `fully_shard` that keep it gathered, to be restored later.
+
+    Torch has public functions that change these settings, but none that reads them.
+
+    Args:
+        unit: the unit.
+    """
+
+    def __init__(self, unit: Any) -> None:
+        state = self._state = unit._get_fsdp_state()
+        self._groups = [
+            (group, group.post_forward_mesh_info, group.reshard_after_backward)
+            for group in _shard_groups(unit)
+        ]
+        self._prefetch = list(state._states_to_backward_prefetch)
+        self._auto = getattr(state, "_auto_reshard_after_forward", None)  # set in torch >= 2.8
+        self._phases = [(part, part._training_state) for part in (state, *_shard_groups(unit))]
+        self.gathered = all(group.is_unsharded for group, *_ in self._groups)
+
+    @property
+    def reshards_after_forward(self) -> bool:
+        """Return whether a forward pass of the unit ends with its parameters scattered."""
+        return any(info is not None for _, info, _ in self._groups)
+
+    def restore(self) -> None:
+        """Give the unit the settings that it had."""
+        for group, info, reshards in self._groups:
+            group.post_forward_mesh_info, group.reshard_after_backward = info, reshards
+        self._state._states_to_backward_prefetch = list(self._prefetch)
+        if self._auto is not None:
+            self._state._auto_reshard_after_forward = self._auto
+
+    def leave_call(self) -> None:
+        """Let the unit leave a forward pass that an exception has ended; torch does not."""
+        for part, phase in self._phases:
+            part._training_state = phase
+
+
+def reduce_unit_gradients(unit: Any) -> None:
+    """Sum the gradients of the gathered parameters of a unit over processes, into its shards."""
+    for group in _shard_groups(unit):
+        group.post_backward()
+
+
+def graph_count(fn: Callable[..., Any]) -> int:
+    """Return how many graphs the compiler keeps for a compiled function; 0 if it cannot answer."""
+    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
+    entries = getattr(eval_frame, "_debug_get_cache_entry_list", None)
+    inner = getattr(fn, "_torchdynamo_orig_callable", None)
+    return len(entries(inner.__code__)) if entries is not None and inner is not None else 0
+
+
+def keeping_buffers() -> AbstractContextManager[Any]:
+    """Return a block in which the compiler makes backward graphs that may run more than once.
+
+    By default they may overwrite saved tensors ("donated buffers") and refuse `retain_graph=True`,
+    which products with a Jacobian need. Graphs that were made in such a block must run in one, too:
+    elsewhere torch refuses all graphs that were not made for `retain_graph=False`.
+    """
+    config: Any = sys.modules.get("torch._functorch.config")
+    if not hasattr(config, "donated_buffer"):
+        return nullcontext()
+    block: AbstractContextManager[Any] = config.patch(donated_buffer=False)
+    return block
+
+
+def memory_id(t: Tensor) -> int:
+    """Return a number that two tensors have in common if they use the same memory."""
+    number: int = t.untyped_storage()._cdata
+    return number
+
+
+#: Run `body(*carried)` as long as `cond(*carried)` is true, as one operation of a graph. Its name
+#: is public, but torch calls it a prototype.
+while_loop: Callable[..., Any] = _private("torch.while_loop", "torch._higher_order_ops.while_loop")
+
+
+def compile_package(program: Any, path: str, metadata: dict[str, str]) -> None:
+    """Compile an exported program ahead of time and write the library to a package, `path`.pt2."""
+    from torch._inductor import aoti_compile_and_package
+
+    configs = {"aot_inductor.metadata": metadata}
+    aoti_compile_and_package(program, package_path=path, inductor_configs=configs)
+
+
+def load_package(path: str) -> tuple[Callable[..., Any], dict[str, str]]:
+    """Return the compiled program in a package, as a function, and the metadata."""
+    from torch._inductor import aoti_load_package
+
+    program: Any = aoti_load_package(path)
+    return program, program.get_metadata()
+
+
+def after_operations(observe: Callable[[Any], None]) -> AbstractContextManager[Any]:
+    """Return a block that calls `observe` with the outputs of every operation of torch in it."""
+    mode = _private("torch.utils._python_dispatch.TorchDispatchMode")
+
+    class Observer(mode):  # type: ignore[misc, valid-type]
+        def __torch_dispatch__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = f(*args, **(kwargs or {}))
+            observe(out)
+            return out
+
+    block: AbstractContextManager[Any] = Observer()
+    return block

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchdeq.functional import fixed_point
-from torchdeq.grad import BACKWARDS, Implicit, implicit
+from torchdeq.grad import BACKWARDS, Implicit, implicit, second_call
 from torchdeq.modules import uses_compiler
 from torchdeq.solver import Anderson, StopRule
 
@@ -57,13 +57,13 @@ def test_products_with_the_jacobian_leave_the_parameters_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     graphs: list[tuple[Tensor, Tensor]] = []
-    call = implicit._SecondCall.__call__
+    call = second_call.SecondCall.__call__
 
     def spy(self: Any, h: Tensor) -> Tensor:
         graphs.append((call(self, h), h))
         return graphs[-1][0]
 
-    monkeypatch.setattr(implicit._SecondCall, "__call__", spy)
+    monkeypatch.setattr(second_call.SecondCall, "__call__", spy)
     cell, x = Cell(), torch.randn(3, 8, requires_grad=True)
     z = fixed_point(compiled(cell), torch.zeros_like(x), (x,), stop=STOP).z
     z.sum().backward()
@@ -170,3 +170,46 @@ def test_the_search_for_leaves_stops_at_the_first_one() -> None:
 
     assert implicit._has_inputs(Image, h)  # type: ignore[arg-type]
     assert visited <= 4
+
+
+def _closure_bound_anew(fast: Any, x: Tensor) -> Tensor:
+    total = torch.zeros(())
+    for _ in range(2):
+        f = lambda z: fast(z, x)  # noqa: B023, E731
+        z = fixed_point(f, torch.zeros_like(x), stop=STOP).z
+        total, x = total + z.square().sum(), 2 * x
+    return total
+
+
+def _other_shape_bound(fast: Any, x: Tensor) -> Tensor:
+    z = fixed_point(lambda z: fast(z, x), torch.zeros_like(x), stop=STOP).z
+    x = x[:1, :3]
+    return z.square().sum() + x.sum()
+
+
+def _memory_overwritten(fast: Any, x: Tensor) -> Tensor:
+    u = x.clone()
+    z = fixed_point(lambda z: fast(z, u), torch.zeros_like(x), stop=STOP).z
+    u.mul_(3)
+    return z.square().sum()
+
+
+def _item_exchanged(fast: Any, x: Tensor) -> Tensor:
+    inputs = [x]
+    z = fixed_point(lambda z: fast(z, inputs[0]), torch.zeros_like(x), stop=STOP).z
+    inputs[0] = 3 * x
+    return z.square().sum()
+
+
+@pytest.mark.parametrize(
+    "change", [_closure_bound_anew, _other_shape_bound, _memory_overwritten, _item_exchanged]
+)
+def test_a_change_of_what_a_compiled_f_uses_does_not_reach_its_backward_pass(change: Any) -> None:
+    cell, x = Cell().double(), torch.randn(3, 8, dtype=torch.float64)
+    stop = StopRule(100, 1e-12)
+    grads = []
+    for f in (cell, compiled(cell)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(globals(), "STOP", stop)
+            grads.append(torch.autograd.grad(change(f, x), list(cell.parameters())))
+    torch.testing.assert_close(*grads, rtol=1e-8, atol=1e-10)

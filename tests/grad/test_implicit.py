@@ -216,6 +216,20 @@ def test_a_failed_backward_solve_is_never_silent() -> None:
         run("raise").square().sum().backward()
 
 
+@pytest.mark.parametrize("diverging", [1, 3])
+def test_an_adjoint_that_diverges_by_plain_iteration_is_not_stalled(diverging: int) -> None:
+    x = torch.zeros(3, 4, dtype=torch.float64, requires_grad=True)
+    rates = torch.full((3, 1), 0.5, dtype=torch.float64)
+    rates[:diverging] = -3.0
+    stats: list[Any] = []
+    backward = Implicit(solver=SOLVERS["fixed_point_iter"](), writer=stats.append)
+    exact = (x / (1 - rates)).detach()
+    z = fixed_point(lambda z: rates * z + x, exact, backward=backward, stop=StopRule(1, 0.0)).z
+    with pytest.warns(ConvergenceWarning, match="DIVERGED"):
+        z.sum().backward()
+    assert stats[0].status.tolist()[:diverging] == [int(Status.DIVERGED)] * diverging
+
+
 def test_memory_does_not_grow_with_the_steps_of_the_solver() -> None:
     x = leaf(4, 64)
 

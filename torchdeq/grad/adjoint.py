@@ -23,31 +23,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from torchdeq import _torch
 from torchdeq.coupling import Coupling
+from torchdeq.distributed.peers import ALONE, Peers
 from torchdeq.failures import BACKWARD, report_failures
+from torchdeq.grad.affine import AffineSystem, Product
 from torchdeq.grad.probing import ROUNDINGS, probe_coupling
 from torchdeq.grad.shine import Shine
 from torchdeq.linear import LinearSolution, LinearSolver, Neumann
 from torchdeq.notes import note
 from torchdeq.numbers import row_norm, unit_rows
-from torchdeq.packed import PackedFn
-from torchdeq.packing import Packing
-from torchdeq.solver import FixedPointIter, SimpleFixedPointIter, Solver
-from torchdeq.solver.loop import solve_packed
+from torchdeq.solver import FixedPointIter, SimpleFixedPointIter
 from torchdeq.stats import SolverStat
-from torchdeq.stopping import Status, StopRule, relative
+from torchdeq.stopping import Status, relative
 from torchdeq.trace import Trace
 
 if TYPE_CHECKING:
     from torchdeq.grad.implicit import Implicit
-
-Product = Callable[[Tensor], Tensor]
 
 _LOOSE = 10  # factor by which the residual of an image may exceed that of its point
 _COUPLED = (
@@ -57,7 +54,12 @@ _COUPLED = (
 
 
 def solve_adjoint(
-    method: Implicit, vjp: Product, g: Tensor, coupled: Coupling, eps: float
+    method: Implicit,
+    vjp: Product,
+    g: Tensor,
+    coupled: Coupling,
+    eps: float,
+    peers: Peers = ALONE,
 ) -> Tensor:
     """Return `u` with `u = vjp(u) + g`; call the method's writer, and report failures.
 
@@ -67,18 +69,21 @@ def solve_adjoint(
         g: (N, B, D) cotangents of N independent batches with B samples each.
         coupled: whether the samples of a batch depend on each other; None tests for it.
         eps: the precision in which `f` computes.
+        peers: the processes that evaluate `f` together, and so make the same products.
     """
     n, batch, d = g.shape
+    peers = peers.with_group(method.stop.sync_stop)
 
     def product(v: Tensor) -> Tensor:
         return vjp(v.view(n, batch, d)).reshape(v.shape)
 
-    system = _AdjointSystem(method.solver, method.stop, product, eps, batch)
-    u, stats = system.solve(g, coupled)
+    system = _AdjointSystem(method.solver, method.stop, product, eps, peers, batch)
+    with peers.backward():
+        u, stats = system.solve(g, coupled)
     if method.writer is not None:
         method.writer(stats)
     if method.on_failure != "ignore" and method.stop.goal and method.stop.max_iter:
-        report_failures(stats, method.on_failure, BACKWARD)
+        report_failures(stats, method.on_failure, BACKWARD, peers)
     return u.view_as(g).to(g.dtype)  # norms in single precision promote half types
 
 
@@ -104,18 +109,18 @@ def solve_batched_cotangents(
 
 
 @dataclass(frozen=True)
-class _AdjointSystem:
+class _AdjointSystem(AffineSystem):
     """The adjoint systems of all batches, with the solver and its budget.
 
     In the methods, `rows` are (N B, D), one system per sample; `batches` are (N, B D), one system
-    per batch.
+    per batch. A batch that is one system is one together with those of all other processes that
+    evaluate `f` together: a collective may couple them.
+
+    Args:
+        batch: samples of one batch.
     """
 
-    solver: Solver[Any] | LinearSolver
-    stop: StopRule
-    product: Product
-    eps: float
-    batch: int  # samples of one batch
+    batch: int = 1
 
     def solve(self, g: Tensor, coupled: Coupling) -> LinearSolution:
         """Solve for the cotangents (N, B, D), as one system or row by row."""
@@ -125,7 +130,7 @@ class _AdjointSystem:
         loose = linear and self.stop.rtol is None and self.stop.goal >= 1
         if loose or not self.stop.max_iter:
             return self._take_cotangent(rows)
-        if self.batch < 2 or coupled:
+        if coupled or (self.batch < 2 and not self.peers.synchronised):
             return self._solve_as_one_system(batches)
         if isinstance(self.solver, Neumann):
             return replace(self, solver=FixedPointIter())._solve_row_by_row(rows)
@@ -135,7 +140,7 @@ class _AdjointSystem:
             return self._solve_row_by_row(rows, shared=False)
         if self._can_probe:
             return self._solve_after_probing(rows, batches)
-        return self._solve_balanced(rows) if linear else self._solve_row_by_row(rows)
+        return self._solve_balanced(rows, batches) if linear else self._solve_row_by_row(rows)
 
     def _take_cotangent(self, rows: Tensor) -> LinearSolution:
         """Return `g`, the Jacobian-free gradient, without a product.
@@ -157,8 +162,11 @@ class _AdjointSystem:
 
     def _solve_after_probing(self, rows: Tensor, batches: Tensor) -> LinearSolution:
         """Solve row by row, unless products show that rows depend on each other."""
-        first, dependent = probe_coupling(self.product, rows, self.batch, self.eps)
-        if dependent:
+        peers = self.peers
+        # Processes with the same samples must make the same products.
+        rank = peers.rank if peers.synchronised and not peers.have_same(rows) else 0
+        first, dependent = probe_coupling(self.product, rows, self.batch, self.eps, rank)
+        if peers.any(dependent):
             note(_COUPLED)
             return self._solve_as_one_system(batches, spent=2)
         if isinstance(self.solver, LinearSolver):
@@ -169,9 +177,9 @@ class _AdjointSystem:
             solution = reserved._solve_row_by_row(rows, first, spent=2, shared=False)
             solution, refuted = self._verify(rows, solution)
         spent = solution.stats.nfe
-        if refuted and spent < self.stop.max_iter:
+        if peers.any(refuted) and spent < self.stop.max_iter:
             joint = self._solve_as_one_system(batches, spent)
-            if bool(joint.stats.converged.all()):
+            if bool(joint.stats.converged.all()):  # the same in all processes: one system
                 note(_COUPLED)
                 return joint
         return solution
@@ -205,11 +213,13 @@ class _AdjointSystem:
             spent: the number of products so far.
             shared: whether a fixed-point method returns the same iterate for all samples.
         """
-        return self._run(rows, self._scales(rows), first, spent, shared)
+        return self.run(rows, self._scales(rows), first, spent, shared)
 
     def _scales(self, rows: Tensor) -> Tensor:
         """Return (rows,) the row norms; for a zero row, the largest finite norm of its batch."""
         size = row_norm(rows)
+        if not len(rows):  # this process has no samples, others may have some
+            return size
         finite = torch.where(size < inf, size, 0.0)
         largest = finite.view(-1, self.batch).amax(1).repeat_interleave(self.batch)
         return torch.where(size == 0, torch.where(largest == 0, 1.0, largest), size)
@@ -220,14 +230,17 @@ class _AdjointSystem:
             broyden = replace(self, solver=self.solver.without_memory())
             return broyden._solve_as_one_system(batches, spent)
         b, size = unit_rows(batches)
-        u, stats = self._run(b, spent=spent)
+        if self.peers.synchronised:
+            size = self.peers.norm(batches, keepdim=True)
+            b = (batches / torch.where(size == 0, 1.0, size)).to(batches.dtype)
+        u, stats = self.run(b, spent=spent, spans=True)
         if self.batch == 1:
             return LinearSolution(u * size, stats)
         values = {key: value.repeat_interleave(self.batch, 0) for key, value in stats.items()}
         status = stats.status.repeat_interleave(self.batch)
         return LinearSolution(u * size, SolverStat(values, nfe=stats.nfe, status=status))
 
-    def _solve_balanced(self, rows: Tensor) -> LinearSolution:
+    def _solve_balanced(self, rows: Tensor, batches: Tensor) -> LinearSolution:
         """Solve a batch as one system in variables of equal size, without reading from the device.
 
         The samples may be independent, though they share one Krylov space here. So the residual of
@@ -236,7 +249,7 @@ class _AdjointSystem:
         """
         finite = (row_norm(rows) < inf)[:, None]
         scale = self._scales(torch.where(finite, rows, 0.0))[:, None]
-        b = torch.where(finite, rows / scale, 0.0).view(-1, self.batch * rows.shape[1])
+        b = torch.where(finite, rows / scale, 0.0).view_as(batches)
 
         def product(v: Tensor) -> Tensor:
             image: Tensor = self.product(v.view_as(rows) * scale) / scale
@@ -244,58 +257,3 @@ class _AdjointSystem:
 
         u, stats = replace(self, product=product)._solve_as_one_system(b)
         return LinearSolution(torch.where(finite, u.view_as(rows) * scale, torch.nan), stats)
-
-    def _run(
-        self,
-        b: Tensor,
-        scale: Tensor | None = None,
-        first: Tensor | None = None,
-        spent: int = 0,
-        shared: bool = False,
-    ) -> LinearSolution:
-        """Run the solver on the rest of the budget.
-
-        Args:
-            b: right-hand sides.
-            scale: (rows,) divisors of the residuals; None if `b` has norm 1.
-            first: the product with `b`, if it is one of those `spent`.
-            spent: the number of products so far.
-            shared: whether a fixed-point method returns the same iterate for all samples.
-        """
-        # Residuals are relative to the cotangent: the mean over entries of "rms" would cancel.
-        stop = replace(self.stop, max_iter=self.stop.max_iter - spent, norm="l2")
-        if isinstance(self.solver, LinearSolver):
-            u, stats = self.solver.solve(
-                lambda v: v - self.product(v), b, replace(stop, mode="abs"), eps=self.eps,
-                first=None if first is None else b - first, scale=scale,
-            )  # fmt: skip
-        else:
-            if first is not None:  # the solver counts its evaluation at b again
-                stop, spent = replace(stop, max_iter=stop.max_iter + 1), spent - 1
-            f = PackedFn(Packing(b), _Affine(self.product, b, first))
-            f.eps = max(f.eps, self.eps)
-            solver, start = self.solver, b  # b is the image of zero and costs no product
-            if isinstance(solver, Shine):
-                start = solver.start(b)
-            outcome, stats = solve_packed(
-                f, start, solver, stop, on_failure="ignore", scale=scale, shared=shared
-            )
-            u = outcome.z
-        stats.nfe += spent
-        return LinearSolution(u, stats)
-
-
-class _Affine:
-    r"""The map $u \mapsto J^\top u + b$, with the product that a Newton method needs."""
-
-    def __init__(self, product: Product, b: Tensor, first: Tensor | None = None) -> None:
-        self.product, self.b, self.first = product, b, first
-
-    def __call__(self, u: Tensor) -> Tensor:
-        if self.first is not None and u.data_ptr() == self.b.data_ptr():
-            return self.first + self.b
-        return self.product(u) + self.b
-
-    def jvp(self, u: Tensor, v: Tensor) -> Tensor:
-        """Return the derivative along `v`: the map is affine."""
-        return self.product(v)

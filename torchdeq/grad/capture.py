@@ -131,7 +131,8 @@ def capture(f: PackedFn, z: Tensor) -> tuple[Tensor, Capture]:
     """Return `f(z)`, computed without a graph, and the record of this call."""
     fz, inputs, randomness = observe(f, z)
     # The modules after the call: they keep the masks that the call has drawn.
-    return fz, Capture(f, inputs, frozenset(inputs), ModuleState(f.f), randomness)
+    kept = f.with_own_closure()
+    return fz, Capture(kept, inputs, frozenset(inputs), ModuleState(f.f), randomness)
 
 
 def observe(f: PackedFn, z: Tensor) -> tuple[Tensor, Inputs, Randomness | None]:

@@ -89,7 +89,7 @@ class _ImplicitOperator:
         batches = g.reshape(prod(g.shape[:-2]), *g.shape[-2:])  # (N, B, D)
         u = solve_adjoint(
             self.method, lambda u: product(u.view(g.shape)).view(batches.shape), batches,
-            coupling_of(self.f), self.f.eps,
+            coupling_of(self.f), self.f.eps, self.f.peers,
         )  # fmt: skip
         return u.view(g.shape)
 

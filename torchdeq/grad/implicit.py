@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -12,20 +12,22 @@ import torch
 from torch import Tensor
 
 from torchdeq import _torch
-from torchdeq._torch import compiler_loaded, tree_map
+from torchdeq._torch import compiler_loaded
 from torchdeq.coupling import Coupling
+from torchdeq.distributed.peers import Peers
 from torchdeq.failures import check_policy
 from torchdeq.grad.activations import Activations
 from torchdeq.grad.adjoint import solve_adjoint, solve_batched_cotangents
 from torchdeq.grad.base import BACKWARDS, Backward, NoGraph
+from torchdeq.grad.second_call import SecondCall
 from torchdeq.grad.shine import Shine
 from torchdeq.linear import GMRES, LinearSolver
-from torchdeq.modules import ModuleState, mixes_samples, uses_compiler
+from torchdeq.modules import mixes_samples, uses_compiler
 from torchdeq.packed import PackedFn
 from torchdeq.randomness import Randomness
 from torchdeq.registry import suggest
 from torchdeq.solver import Broyden, Solver
-from torchdeq.solver.broyden import Secant
+from torchdeq.solver.secant import Secant
 from torchdeq.stats import SolverStat
 from torchdeq.stopping import StopRule
 
@@ -108,9 +110,13 @@ class Implicit(Backward):
             raise NoGraph
         if not _has_inputs(fz, h):
             return [split(fz.detach())]
-        compiled = before is not None and uses_compiler(f.f)
-        second_call = _SecondCall(f, before) if before is not None and compiled else None
-        call = _AttachedCall(self, f.eps, coupling_of(f), activations, second_call)
+        # Units inside f exchange their parameters themselves, so no second call can detach them.
+        compiled = before is not None and not f.peers.units and uses_compiler(f.f)
+        second_call = SecondCall(f, before) if before is not None and compiled else None
+        running = getattr(f.f, "running", nullcontext)  # of a map that `compile_f` has compiled
+        call = _AttachedCall(
+            self, f.eps, coupling_of(f), f.peers, activations, second_call, running
+        )
         return [split(_ImplicitGradient.apply(fz, h, call))]  # type: ignore[no-untyped-call]
 
 
@@ -132,8 +138,10 @@ class _AttachedCall:
     method: Implicit
     eps: float
     coupled: Coupling
+    peers: Peers
     activations: Activations
-    second_call: _SecondCall | None
+    second_call: SecondCall | None
+    running: Callable[[], AbstractContextManager[Any]]  # a block for all products
 
     def adjoint(self, fz: Tensor, h: Tensor, g: Tensor) -> Tensor:
         """Return `u` with `u = J^T u + g`, for one cotangent (B, D) or several at once."""
@@ -142,8 +150,10 @@ class _AttachedCall:
             (product,) = torch.autograd.grad(fz, h, u, retain_graph=True, allow_unused=True)
             return torch.zeros_like(u) if product is None else product
 
-        solve = partial(solve_adjoint, self.method, coupled=self.coupled, eps=self.eps)
-        with self.activations.unpacked():
+        solve = partial(
+            solve_adjoint, self.method, coupled=self.coupled, eps=self.eps, peers=self.peers
+        )
+        with self.activations.unpacked(), self.running():
             if _torch.is_legacy_batched(g):
                 return solve_batched_cotangents(solve, vjp, g)
             return solve(lambda v: vjp(v[0])[None], g[None])[0]
@@ -167,27 +177,8 @@ class _ImplicitGradient(torch.autograd.Function):
             )
         fz, h = ctx.saved_tensors
         if ctx.call.second_call is not None:
-            h = h.detach().requires_grad_()
-            fz = ctx.call.second_call(h)
+            fz, h = ctx.call.second_call.repeated(fz, h)
         return ctx.call.adjoint(fz, h, g), None, None
-
-
-class _SecondCall:
-    """A second call of a compiled `f`, for products with its Jacobian in the state alone.
-
-    The backward of a compiled `f` computes the gradients of all inputs at every product; in the
-    second call the parameters require no gradient.
-    """
-
-    def __init__(self, f: PackedFn, before: Randomness) -> None:
-        self._modules, self._randomness = ModuleState(f.f), before
-        self._f = copy(f)
-        self._f.args = tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, f.args)
-
-    def __call__(self, h: Tensor) -> Tensor:
-        modules = self._modules.restored(statistics="copied", detached=True)
-        with torch.enable_grad(), modules, self._randomness.replayed():
-            return self._f(h)
 
 
 def _has_inputs(fz: Tensor, h: Tensor) -> bool:

@@ -14,7 +14,7 @@ ROUNDINGS = 64  # rounding errors by which two products of the same rows may dif
 
 
 def probe_coupling(
-    product: Callable[[Tensor], Tensor], rows: Tensor, batch: int, eps: float
+    product: Callable[[Tensor], Tensor], rows: Tensor, batch: int, eps: float, rank: int = 0
 ) -> tuple[Tensor, bool]:
     """Return the product with the rows, and whether two products show that rows are coupled.
 
@@ -26,21 +26,23 @@ def probe_coupling(
         rows: (N B, D) the rows of N batches.
         batch: the number B of rows in each batch.
         eps: the precision of the product.
+        rank: the number of this process; rows of other processes get other factors, so that
+            coupling with them is visible, too.
     """
     b, size = unit_rows(rows)
-    factors = _factors(batch, b.dtype, b.device).repeat(len(rows) // batch, 1)
+    factors = _factors(batch, rank, b.dtype, b.device).repeat(len(rows) // max(1, batch), 1)
     first, second = product(b), product(factors * b)
     return first * size, _differ(second, factors * first, eps)
 
 
 @cache
-def _factors(batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _factors(batch: int, rank: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return (B, 1) signed powers of two, different for rows that are near each other.
 
     Multiplying a row by a power of two is exact, so products of independent rows scale exactly.
     """
     steps = 8 if dtype == torch.float16 else 32  # exponents that leave room for the product
-    i = torch.arange(batch)
+    i = torch.arange(batch) + 13 * rank
     kind = (i + 7 * (i // (2 * steps))) % (2 * steps)
     signs = torch.where(kind % 2 == 0, 1.0, -1.0)
     return (signs * 2.0 ** (kind // 2 - steps // 2)).to(device, dtype)[:, None]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from torch import Tensor
 
 from torchdeq.solver import Broyden, Iterate
-from torchdeq.solver.broyden import Secant
 from torchdeq.solver.low_rank import LowRank
+from torchdeq.solver.secant import Secant
 
 
 @dataclass(frozen=True, kw_only=True)
