@@ -82,6 +82,13 @@ def residual(f: Callable[[Any], Any], z: Any) -> float:
     return float(gap.max())
 
 
+def plain_count(f: Callable[[Any], Any], z0: Any, tol: float) -> int:
+    """Return the evaluations of jaxopt's plain iteration."""
+    size = float(np.sqrt(z0.size))
+    rule = jaxopt.FixedPointIteration(lambda z, _: f(z), maxiter=MAX, tol=tol * size)
+    return int(rule.run(z0, None).state.iter_num)
+
+
 def main(weights: str) -> None:
     """Answer requests until the input ends; an error is an answer, too."""
     arrays = dict(np.load(weights))
@@ -98,7 +105,7 @@ def main(weights: str) -> None:
 def answer(
     ask: dict[str, Any], known: dict[str, Callable[[Any], Any]], arrays: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return names, the residual of a solve, or the seconds of one solve."""
+    """Return names, or the residual, the evaluations or the seconds of one solve."""
     if ask["op"] == "hello":
         versions = {name: version(name) for name in ("jax", "jaxopt", "optimistix")}
         return {"solvers": NAMES, "versions": versions}
@@ -111,6 +118,8 @@ def answer(
     z = run()
     if ask["op"] == "residual":
         return {"residual": residual(f, z)}
+    if ask["op"] == "count":
+        return {"evaluations": plain_count(f, jnp.zeros_like(z), ask["tol"])}
     count, start = 0, process_time()
     while (elapsed := process_time() - start) < ask["least"] or not count:
         run()
