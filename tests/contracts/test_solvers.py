@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -339,3 +340,20 @@ def test_a_failure_can_raise_or_be_ignored(name: str, recwarn: pytest.WarningsRe
     run(name, f, z0, StopRule(2, 0.0), on_failure="raise")  # without a tolerance nothing fails
     run(name, f, z0, StopRule(0), on_failure="raise")
     assert not recwarn.list
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_f_gets_the_dtype_of_the_state(name: str, parts: int) -> None:
+    dtypes: set[torch.dtype] = set()
+
+    def f(*z: Tensor) -> Any:
+        dtypes.update(t.dtype for t in z)
+        images = tuple(torch.cos(t) for t in z)
+        return images[0] if parts == 1 else images
+
+    z0 = tuple(torch.zeros(3, 4, dtype=torch.bfloat16) for _ in range(parts))
+    solver = SOLVERS[name](**SOLVERS[name].options_without_jvp)
+    stop = StopRule(12, 1e-9)
+    solve(f, z0[0] if parts == 1 else z0, solver, stop, on_failure="ignore")
+    assert dtypes == {torch.bfloat16}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from torch import Tensor
+
 from torchdeq.checks import require_damping, require_whole
 from torchdeq.solver.base import SOLVERS, FixedPointFn, Iterate, Solver
 from torchdeq.solver.image_window import ImageWindow
@@ -66,6 +68,14 @@ class Anderson(Solver[Window]):
         if self.safeguard is not None:
             state.guard(self.safeguard)
         return state.evaluate(f, state.mix(self.tau)), state
+
+    @property
+    def streams(self) -> bool:
+        return True
+
+    def put(self, it: Iterate, state: Window, rows: Tensor, z: Tensor) -> Iterate:
+        state.put(rows, z)
+        return it  # the next step looks at the window only
 
 
 if TYPE_CHECKING:  # published names, which torchdeq.compat.paths sets

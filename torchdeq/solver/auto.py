@@ -55,7 +55,7 @@ class Auto(Solver[None]):
                 lowest = _lowest(trace, stop)
                 if stop.goal:
                     lowest = lowest.to(HOST)  # where the next solver decides, too
-                    if not bool((lowest > -inf).any()):
+                    if not f.any_process(bool((lowest > -inf).any())):
                         break
             if not budget:
                 break
@@ -89,6 +89,8 @@ class _Stage:
         packed, scale = whole.f.packed, whole.scale
         if whole.compact and lowest is not None:
             unfinished = (lowest > -inf).nonzero().squeeze(1)
+            if not len(unfinished):  # other processes go on, and need evaluations of f here
+                unfinished = torch.zeros(min(1, len(z)), dtype=torch.long)
             rows = self.rows = unfinished.to(z.device)
             packed, z, lowest = packed.take(rows), z.index_select(0, rows), lowest[unfinished]
             scale = None if scale is None else scale[rows]

@@ -23,7 +23,7 @@ SMALL = 1 << 13
 class Iterate(NamedTuple):
     """A point and its image, both (B, D).
 
-    Args:
+    Attributes:
         z: the point at which the solver evaluated `f`.
         fz: its image.
         g: the residual `fz - z` if the solver has computed it. It may be in a buffer of the
@@ -91,6 +91,14 @@ class FixedPointFn:
         fz = self.packed(z, into)
         return fz.detach() if fz.requires_grad else fz  # f may switch gradients on for itself
 
+    def any_process(self, flag: bool) -> bool:
+        """Return whether a flag is set in any process that evaluates `f` together with this one.
+
+        A solver whose step decides on the host whether to evaluate `f` again must ask this, so that
+        all processes evaluate `f` equally often.
+        """
+        return self.packed.peers.any(flag)
+
     def keep(self, rows: Tensor) -> None:
         """Evaluate only some of the samples from now on."""
         self.packed = self.packed.take(rows)
@@ -134,6 +142,12 @@ class Solver(ABC, Generic[S]):
     sample, records and stops. The state is `None` or an object with `take(rows)`, which returns the
     state of some of the samples; a solver itself stores nothing between calls.
 
+    A solver that `streams` can start single samples again while the others go on: after `put`, its
+    next step evaluates `f` at new points for them, without a memory of what was in their rows
+    before. Its state, if not `None`, has `put(rows, z)`, too: the counterpart of `take`, which
+    changes the state in place. A step of such a solver evaluates `f` exactly once and treats every
+    sample on its own.
+
     Class attributes describe a solver to the library and to its tests, which run for every
     registered solver. A subclass overrides those whose default is wrong for it:
 
@@ -175,6 +189,27 @@ class Solver(ABC, Generic[S]):
     def step(self, f: FixedPointFn, it: Iterate, state: S) -> tuple[Iterate, S]:
         """Return the next iterate and state. Call `f` at least once, at most `f.left` times."""
         raise NotImplementedError(f"{type(self).__name__} must define step or override run")
+
+    @property
+    def streams(self) -> bool:
+        """Return whether single samples can start again while the others go on; see `put`."""
+        return False
+
+    def put(self, it: Iterate, state: S, rows: Tensor, z: Tensor) -> Iterate:
+        """Start some samples again, with an empty memory: the next step evaluates `f` at `z`.
+
+        The next step treats that evaluation as the first one of these samples.
+
+        Args:
+            it: the last iterate.
+            state: the state after it, changed in place.
+            rows: the numbers of these samples, on the host: counting their steps reads nothing.
+            z: (n, D) their starts, on the device.
+
+        Returns:
+            The iterate from which the next step goes on.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot start single samples again")
 
     def run(self, problem: Problem, loop: Loop) -> Outcome:
         """Solve a packed problem; override this only for a solver that is not one update rule."""

@@ -4,37 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from torchdeq.checks import require_whole
-from torchdeq.numbers import row_dot, unit_scale
+from torchdeq.numbers import unit_scale
 from torchdeq.solver.base import SOLVERS, FixedPointFn, Iterate, Solver
 from torchdeq.solver.line_search import Trial, backtrack
 from torchdeq.solver.low_rank import LowRank
-
-
-@dataclass
-class Secant:
-    """The state of Broyden's method.
-
-    Args:
-        H: the estimated inverse Jacobian.
-        Hg: (B, D) its product with the last residual.
-        unit: (B, 1) one over the size of the first residual, if products of two states could leave
-            the range of their precision.
-    """
-
-    H: LowRank
-    Hg: Tensor
-    unit: Tensor | None = None
-
-    def take(self, rows: Tensor) -> Self:
-        """Return the state of some of the samples."""
-        unit = None if self.unit is None else self.unit[rows]
-        return type(self)(self.H.take(rows), self.Hg.index_select(0, rows), unit)
+from torchdeq.solver.secant import Secant
 
 
 @SOLVERS.register("broyden")
@@ -88,41 +68,24 @@ class Broyden(Solver[Secant]):
         else:
             trial, remaining = None, f.left
             new_z = torch.sub(z, state.Hg, alpha=self.alpha).to(it.z.dtype)
-        if H.make_room(remaining):
-            state.Hg = H.matvec(g)
+        state.make_room(remaining, g)
         dz = torch.sub(new_z, z, out=H.U[H.rank])  # the row of the new term
         before = g if self.update == "bad" else None
         del it, z, g  # `f` may need the memory
         if trial is None:
             fz = f(new_z)
             trial = Trial(new_z, fz, fz - new_z)
-        self._learn(state, dz, _wide(trial.residual), before)
+        state.learn(dz, _wide(trial.residual), before)
         return Iterate(*trial, x=new_z), state
 
-    def _learn(self, state: Secant, dz: Tensor, g: Tensor, before: Tensor | None) -> None:
-        """Add the rank-one term of a step and set `state.Hg` to $H g$ at the new residual.
+    @property
+    def streams(self) -> bool:
+        return not self.ls  # a line search evaluates `f` several times in a step
 
-        Args:
-            state: changed in place.
-            dz: (B, D) the step, in the free row of `U`.
-            g: (B, D) the residual after it.
-            before: (B, D) the residual before it, for the bad update.
-        """
-        H, unit = state.H, state.unit
-        new_Hg = H.matvec(g)
-        Hdg = torch.sub(new_Hg, state.Hg, out=state.Hg)
-        if before is None:
-            step = dz if unit is None else dz * unit  # the scale of v cancels
-            v = H.rmatvec(step, out=H.V[H.rank])
-            scale = row_dot(step, Hdg)  # = v . dg
-        else:
-            v = torch.sub(g, before, out=H.V[H.rank])
-            v = v if unit is None else v.mul_(unit)
-            scale = row_dot(v, v) if unit is None else row_dot(v, v) / unit
-        # A zero denominator carries no information: the term becomes zero.
-        u = dz.sub_(Hdg).mul_(scale.reciprocal_().nan_to_num_(0.0, 0.0, 0.0))
-        state.Hg = new_Hg.addcmul_(u, row_dot(v, g))
-        H.extend()
+    def put(self, it: Iterate, state: Secant, rows: Tensor, z: Tensor) -> Iterate:
+        state.put(rows, z)
+        point = it.z.index_copy(0, rows.to(z.device), z)
+        return Iterate(point, it.fz, it.residual, x=point)
 
 
 def _wide(t: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from math import inf, nan
+from operator import lt
 
 import torch
 from torch import Tensor
@@ -25,8 +26,14 @@ class FewJudge(Judge):
 
     def _compare(self, block: Tensor) -> list[Pick]:
         rows = self._measured(block)
-        which, score = ([], rows[0]) if len(rows) == 1 else choose_list(rows, self._goal)
-        better = self._improve(score)
+        which: list[int] = []
+        if len(rows) == 1:
+            better = self._improve(rows[0])
+        else:
+            which, score, ended = choose_list(rows, self._goal)
+            better = self._improve(score)
+            for i in ended:
+                self._values[i] = -inf
         if all(better) and len(set(which)) <= 1:
             return [Pick(which[0] if which else 0, None)]
         which = which or [0] * len(better)
@@ -39,12 +46,15 @@ class FewJudge(Judge):
     def _improve(self, score: list[float]) -> list[bool]:
         """Update the lowest residuals; return which samples improved."""
         lowest, goal, better = self._values, self._goal, []
+        if all(map(lt, score, lowest)) and goal < min(score, default=inf):  # the common case
+            self._values = list(score)
+            return [True] * len(score)
         for i, value in enumerate(score):
             improved = value < lowest[i]  # never true for a NaN
             better.append(improved)
             if improved:
                 lowest[i] = value
-            if goal and not value > goal:  # within the tolerance or NaN: finished
+            if goal and not goal < value < inf:  # within the tolerance, or not finite: finished
                 lowest[i] = -inf
         return better
 
@@ -57,10 +67,11 @@ class FewJudge(Judge):
             rows = [self._relative(*pair) for pair in zip(*self._lists, strict=True)]
         else:
             rows = self._lists[0]
-        if not self._shared or not self._values:
+        if not self._shared or not (self._values or self._peers.synchronised):
             return rows
         if not isinstance(self._score, FewSharedScore):
-            self._score = FewSharedScore(torch.tensor(rows[0], dtype=self._dtype), self.goal)
+            first = torch.tensor(rows[0], dtype=self._dtype)
+            self._score = FewSharedScore(first, self.goal, self._peers)
         score = self._score.update_list(rows[0])  # shared iterates come one by one
         self.scores.append(torch.tensor(score, dtype=self._dtype))
         return [score]
@@ -84,17 +95,24 @@ class FewJudge(Judge):
     def _lowest_tensor(self) -> Tensor:
         return torch.tensor(self._values, dtype=self._dtype)
 
+    def _lowest_values(self) -> list[float]:
+        return self._values.copy()
+
     def _unfinished(self) -> int:
         return len(self._values) - self._values.count(-inf)
 
 
-def choose_list(rows: list[list[float]], goal: float) -> tuple[list[int], list[float]]:
-    """Return the iterate that each sample prefers, and its residual; as `judge.choose`."""
-    which, score = [], []
-    for values in zip(*rows, strict=True):
+def choose_list(rows: list[list[float]], goal: float) -> tuple[list[int], list[float], list[int]]:
+    """Return the iterate that each sample prefers, and its residual; as `judge.choose`.
+
+    The last list has the samples with a residual that is not finite.
+    """
+    which, score, ended = [], [], []
+    for i, values in enumerate(zip(*rows, strict=True)):
         pick, lowest = 0, nan
         for k, value in enumerate(values):
             if not value < inf:
+                ended.append(i)
                 break
             if not k or value < lowest:
                 pick, lowest = k, value
@@ -102,4 +120,4 @@ def choose_list(rows: list[list[float]], goal: float) -> tuple[list[int], list[f
                 break
         which.append(pick)
         score.append(lowest)
-    return which, score
+    return which, score, ended

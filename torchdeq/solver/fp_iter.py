@@ -46,6 +46,14 @@ class FixedPointIter(Solver[None]):
         del it  # `f` may need the memory
         return self.at(f, x), None
 
+    @property
+    def streams(self) -> bool:
+        return True
+
+    def put(self, it: Iterate, state: None, rows: Tensor, z: Tensor) -> Iterate:
+        answer = it.answer.index_copy(0, rows.to(z.device), z)  # `f` may own the old tensor
+        return Iterate(it.z, it.fz, x=answer)
+
 
 @SOLVERS.register("simple_fixed_point_iter")
 @dataclass(frozen=True, kw_only=True)

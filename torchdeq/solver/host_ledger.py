@@ -35,10 +35,20 @@ class HostLedger(Ledger):
         if lowest is None:
             lowest = torch.full((self.running,), inf, dtype=self._history.dtype)
         kind = FewJudge if self.running <= FEW else Judge
-        self._judge = kind(stop, lowest.to(numbers.HOST), lambda: f.packed.eps, problem.shared)
+        self._judge = kind(
+            stop, lowest.to(numbers.HOST), lambda: f.packed.eps, problem.shared, self._peers
+        )
         self._scale: Tensor | None = None  # (b,) the divisors of residuals, on the host
         self._last: Tensor | None = None  # the values of the last check
         self._whole_best: Tensor | None = None  # (B, D) the best states when samples left
+        self._going = True
+        self._spans = f.packed.spans  # whether rows continue in other processes
+        self._length = stop.length(problem.z0.shape[1]) if stop.norm == "rms" else None
+
+    @property
+    def going(self) -> bool:
+        # Before the first check this process may have no samples, and others may have some.
+        return super().going if self._last is None else self._going
 
     @property
     def moderate(self) -> bool:
@@ -50,6 +60,8 @@ class HostLedger(Ledger):
         values = self._transfer(block)
         if not numbers.in_range(values):
             block, values = self._measured_again(pending, block, values)
+        if self._spans and self._peers.synchronised:
+            block, values = self._joined(block)
         self._history.append(block)
         self._last = values
         if self._scale is not None:
@@ -63,6 +75,26 @@ class HostLedger(Ledger):
         if self._pace is not None and self.running:
             nfe = self._history.nfe[-1]
             self._every = self._pace.next_interval(self._judge.worst, nfe)
+        self._going = self.running > 0
+        if self._peers.synchronised:
+            self._agree()
+
+    def _agree(self) -> None:
+        """Go on as long as any process does, with the shortest interval until the next check."""
+        interval = float(self._every) if self.running else inf
+        going, least = self._peers.largest([float(self._going), -interval])
+        self._going = going > 0
+        self._every = int(-least) if -least < inf else self._every
+
+    def _joined(self, block: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the residuals of a system that all processes share, and the same on the host."""
+        if self._length is None:
+            block = self._peers.joint_norm(block)
+        else:  # the history divides by the length of the rows in this process
+            rows = torch.cat((block.flatten(), block.new_tensor([self._length])))
+            rows = self._peers.joint_norm(rows)
+            block = rows[:-1].view(block.shape) * (self._length / rows[-1])
+        return block, block.to(numbers.HOST)
 
     def _transfer(self, block: Tensor) -> Tensor:
         """Return (2, K, b) residuals on the host; the first transfer also moves their divisors."""

@@ -12,7 +12,7 @@ from torchdeq.solver.base import SMALL, FixedPointFn, Iterate
 from torchdeq.solver.window import Window
 
 #: Keeps the Gram matrix of a sample at its fixed point invertible.
-_TINY = {torch.float64: 1e-300, torch.float32: 1e-30}
+TINY = {torch.float64: 1e-300, torch.float32: 1e-30}
 
 
 class ImageWindow(Window):
@@ -34,7 +34,7 @@ class ImageWindow(Window):
         self.one_hot = self.eye.to(dtype)[:, None, :, None].unbind(0)  # m times (1, m, 1)
         # The diagonal grows by lam relative to each residual, so it does not depend on the scale.
         self.scales = (1 + self.lam * self.eye)[:, None, None].unbind(0)  # m times (1, 1, m)
-        self.shifts = ((ridge + _TINY[self.small]) * self.eye)[:, None, None].unbind(0)
+        self.shifts = ((ridge + TINY[self.small]) * self.eye)[:, None, None].unbind(0)
         self.gram = self.eye.repeat(len(z), 1, 1)
         self.rhs = self.gram.new_zeros(len(z), m, 1)
         # A large image exists in its slot alone; a small one also as a tensor that lasts.
@@ -106,22 +106,41 @@ class ImageWindow(Window):
         self.guarded = True
 
     def take(self, rows: Tensor) -> Self:
+        self._check_settled()
         part = copy(self)
-        part.F, part.G = self.F.index_select(1, rows), self.G.index_select(1, rows)
-        part.gram, part.rhs = self.gram[rows], self.rhs[rows]
-        part.unit = None if self.unit is None else self.unit[rows]
-        part._only = None if self._only is None else self._only.index_select(0, rows)
+        at = rows.to(self.F.device)
+        part.F, part.G = self.F.index_select(1, at), self.G.index_select(1, at)
+        part.gram, part.rhs = self.gram[at], self.rhs[at]
+        part.unit = None if self.unit is None else self.unit[at]
+        part._only = None if self._only is None else self._only.index_select(0, at)
+        part._starts = self._starts.take(rows)
         part._make_views()
         return part
+
+    def put(self, rows: Tensor, z: Tensor) -> None:
+        at, n = rows.to(z.device), min(self.count, self.m)
+        for t in (self.F, self.G):
+            t[:n].index_fill_(1, at, 0.0)
+        # An empty window has NaN weights, so the next point is the newest image: the start.
+        self._images[self.newest].index_copy_(0, at, z.to(self.F.dtype))
+        self._empty(at)
+        self._starts.put(rows.tolist(), len(self.gram), self.count)
+        self._mark_fresh(at)
+        self._only, self.guarded = None, True
+
+    def _empty(self, rows: Tensor) -> None:
+        """Remove all iterates of some of the samples from the small system."""
+        self.gram.index_copy_(0, rows, self.eye.expand(len(rows), -1, -1))
+        self.rhs.index_fill_(0, rows, 0.0)
 
     def _push(self, slot: int) -> Tensor | None:
         """Add the residual in `slot` to the small system; return (B,) its squared norm.
 
         None if that is only known in units of the first residual.
         """
-        if self.restart and slot == 0:
-            self.gram.copy_(self.eye.expand_as(self.gram))
-            self.rhs.zero_()
+        self._take_fresh(self._residuals[slot])
+        if self.restart:
+            self._empty_full(slot)
         if self.count < self.m or self.restart or self.guarded:
             self.rhs[:, slot] = 1.0
         self.count += 1
@@ -144,6 +163,15 @@ class ImageWindow(Window):
         column.copy_(dots.mT)
         torch.addcmul(shift, dots, scale, out=row)
         return square
+
+    def _empty_full(self, slot: int) -> None:
+        """Empty the windows that are full, before the iterate in `slot` enters."""
+        if self._starts.differ:
+            if full := self._starts.at_multiple(self.count, self.m):
+                self._empty(torch.tensor(full, device=self.gram.device))
+        elif slot == 0:
+            self.gram.copy_(self.eye.expand_as(self.gram))
+            self.rhs.zero_()
 
     def _weights(self) -> Tensor:
         """Return the mixing weights, (B, m, 1); a sample with NaN weights takes a plain step."""

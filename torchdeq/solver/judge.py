@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchdeq.distributed.peers import ALONE, Peers
 from torchdeq.solver.shared_score import SharedScore
 from torchdeq.solver.stalls import StallFinder
 from torchdeq.stopping import StopRule
@@ -25,19 +26,26 @@ class Judge:
     """The state of every sample's progress, as tensors of the host.
 
     A sample keeps its first state within the tolerance and then has finished; so has a sample whose
-    residual is NaN, or that has stalled. Without a tolerance no sample finishes.
+    residual is NaN or infinite, or that has stalled. Without a tolerance no sample finishes.
 
     Args:
         stop: the stop rule.
         lowest: (b,) the residuals of the start, on the host; -inf for a sample that has finished.
         eps: returns the precision in which `f` computes.
         shared: whether all samples keep the same iterate.
+        peers: the processes whose samples keep the same iterate, too.
     """
 
     def __init__(
-        self, stop: StopRule, lowest: Tensor, eps: Callable[[], float], shared: bool
+        self,
+        stop: StopRule,
+        lowest: Tensor,
+        eps: Callable[[], float],
+        shared: bool,
+        peers: Peers = ALONE,
     ) -> None:
         self.stop, self.goal, self._eps, self._shared = stop, stop.goal, eps, shared
+        self._peers = peers
         self.running = self._batch = len(lowest)  # unfinished samples, all samples
         self.stalled: Tensor | None = None  # (B,) the iterate at which each stalled, else -1
         self._rows = torch.arange(len(lowest))  # the samples that are still in the batch
@@ -79,23 +87,25 @@ class Judge:
 
     def _compare(self, block: Tensor) -> list[Pick]:
         """Update the lowest residuals; return who improved."""
-        score = self.stop.measure(*block)  # (K, b)
-        if len(score) > 1:
-            which, score = choose(score, self.goal)
+        scores = self.stop.measure(*block)  # (K, b)
+        if len(scores) > 1:
+            which, score = choose(scores, self.goal)
         else:
-            which, score = torch.zeros(()), self._shared_scores(score[0])
+            scores = self._shared_scores(scores[0])[None]
+            which, score = torch.zeros(()), scores[0]
         better = score < self._lowest  # never true for a NaN
         lowest = torch.fmin(self._lowest, score)
-        # Within the tolerance or NaN: finished. The value -inf of a finished sample stays.
-        self._lowest = torch.where(score > self.goal, lowest, -inf) if self.goal else lowest
+        if self.goal:  # the value -inf of a finished sample stays
+            lowest = torch.where(continues(scores, self.goal).all(0), lowest, -inf)
+        self._lowest = lowest
         return picks_of(which, better)
 
     def _shared_scores(self, score: Tensor) -> Tensor:
         """Return (b,) the scores of one iterate; of a shared iterate, the worst of the batch."""
-        if not self._shared or not score.numel():
+        if not self._shared or not (score.numel() or self._peers.synchronised):
             return score
         if self._score is None:
-            self._score = SharedScore(score, self.goal)
+            self._score = SharedScore(score, self.goal, self._peers)
         self.scores.append(self._score.update(score))
         return self.scores[-1]
 
@@ -105,12 +115,14 @@ class Judge:
 
     def _find_stalls(self) -> None:
         """Finish the samples that have stalled."""
-        lowest = self._lowest_tensor()
         given_up = None if self._score is None else self._score.given_up
-        found = self._stalls.search(lowest, given_up)
-        if found is None:
+        if self._stalls.far and given_up is None:
+            self._stalls.skip(self._lowest_values())
             return
-        found = found & (lowest > -inf)
+        lowest = self._lowest_tensor()
+        found = self._stalls.search(given_up) & (lowest > -inf)
+        if not bool(found.any()):
+            return
         self._set_lowest(torch.where(found, -inf, lowest))
         if self.stalled is None:
             self.stalled = torch.full((self._batch,), -1)
@@ -123,8 +135,17 @@ class Judge:
         """Return (b,) the lowest residual of each sample; -inf once it has finished."""
         return self._lowest
 
+    def _lowest_values(self) -> Tensor | list[float]:
+        """Return the lowest residuals as they are stored; later updates do not change them."""
+        return self._lowest
+
     def _unfinished(self) -> int:
         return int((self._lowest > -inf).sum())
+
+
+def continues(score: Tensor, goal: float) -> Tensor:
+    """Return which residuals do not end the solve of their sample: finite, above the goal."""
+    return (score > goal) & (score < inf)
 
 
 def choose(score: Tensor, goal: float) -> tuple[Tensor, Tensor]:

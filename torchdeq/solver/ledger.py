@@ -26,11 +26,17 @@ class Ledger(ABC):
 
     def __init__(self, problem: Problem, every: int) -> None:
         self.running = len(problem.z0)  # unfinished samples, as of the last check
+        self._peers = problem.f.packed.peers
         self._every = every
         self._best = BestStates(problem.z0)
         self._history = ResidualHistory(problem)
         self._pending: list[Iterate] = []
         self._measured: list[Tensor | None] = []  # their residuals, (2, b) each
+
+    @property
+    def going(self) -> bool:
+        """Return whether the solve goes on, in this process or in one that needs this one."""
+        return self.running > 0 or self._peers.synchronised
 
     @property
     def moderate(self) -> bool:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchdeq.numbers import row_norm
 from torchdeq.solver.base import FixedPointFn
 
 _SLOPE = 1e-4  # Armijo: the fraction of the predicted decrease that a step must reach
@@ -40,7 +39,7 @@ def backtrack(f: FixedPointFn, z: Tensor, d: Tensor, g: Tensor, tries: int) -> T
         g: (B, D) the residuals at `z`.
         tries: trials, at most; the budget of `f` limits them, too.
     """
-    size = row_norm(g, keepdim=True)
+    size = f.packed.norm(g, keepdim=True)
     unit = torch.where(size > 0, size, 1.0)  # squares of residuals could leave the range
     phi0 = (size / unit).square()
     t = torch.ones_like(phi0)
@@ -56,12 +55,14 @@ def backtrack(f: FixedPointFn, z: Tensor, d: Tensor, g: Tensor, tries: int) -> T
             point = torch.where(done, point, (z + g).to(z.dtype))
         image = f(point)
         trial = Trial(point, image, image - point)
-        phi_t = (row_norm(trial.residual, keepdim=True) / unit).square().nan_to_num(nan=torch.inf)
+        phi_t = (
+            (f.packed.norm(trial.residual, keepdim=True) / unit).square().nan_to_num(nan=torch.inf)
+        )
         better = ~done & ((phi_t < phi) | (i == 0))
         best = trial if best is None else _choose(better, trial, best)
         phi = torch.where(better, phi_t, phi)
         done = done | (phi_t <= (1 - 2 * _SLOPE * t) * phi0)
-        if i == trials - 1 or (f.reads and bool(done.all())):
+        if i == trials - 1 or (f.reads and not f.any_process(not bool(done.all()))):
             break
         t = torch.where(done, t, _shorter(t, phi0, phi_t))
     assert best is not None

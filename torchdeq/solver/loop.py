@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchdeq import numbers
 from torchdeq.coupling import Coupling, check_coupling
+from torchdeq.distributed.peers import find_peers
 from torchdeq.failures import check_policy, report_failures
 from torchdeq.packed import PackedFn
 from torchdeq.packing import Packing
@@ -21,7 +22,7 @@ from torchdeq.solver.host_ledger import HostLedger
 from torchdeq.solver.ledger import Ledger
 from torchdeq.stats import SolverStat
 from torchdeq.stopping import StopRule
-from torchdeq.tracing import untraced
+from torchdeq.tracing import graph_solver, untraced
 
 #: Drop finished samples once at most this fraction of the batch is unfinished; 0.5 to 0.99 cost
 #: about the same.
@@ -66,14 +67,23 @@ def solve(
             sample on its own. Correct for samples that depend on each other, too.
     """
     check_coupling(coupled, compact)
+    in_graph = graph_solver()
+    if in_graph is not None:
+        exported: FixedPoint[S] = in_graph(
+            f, z0, args, solver=solver, stop=stop, record=record, keep_estimate=True,
+            coupled=coupled, eps=eps, shared=shared,
+        )  # fmt: skip
+        return exported
     packing = Packing(z0)
     packed = PackedFn(packing, f, args, coupled)
     packed.eps = max(packed.eps, eps or 0.0)
     stop = StopRule() if stop is None else stop
-    outcome, stats = solve_packed(
-        packed, packing.pack(z0), solver, stop, record,
-        compact=compact, on_failure=on_failure, shared=shared,
-    )  # fmt: skip
+    packed.peers = find_peers(f, stop.sync_stop, packing.device)
+    with packed.peers.forward():
+        outcome, stats = solve_packed(
+            packed, packing.pack(z0), solver, stop, record,
+            compact=compact, on_failure=on_failure, shared=shared,
+        )  # fmt: skip
     z, *states = (packing.unpack(t) for t in (outcome.z, *outcome.states))
     return FixedPoint(z, states, stats)
 
@@ -95,7 +105,8 @@ def solve_packed(
     """Solve on the packed matrix: the inner solve of `solve`, `fixed_point` and the adjoint.
 
     Args:
-        f: the packed map, which also says whether samples are one coupled system.
+        f: the packed map, which also says whether samples are one coupled system, and which
+            processes evaluate it together.
         z0: (B, D) the start.
         solver: the update rule with its options.
         stop: budget and tolerance.
@@ -134,8 +145,9 @@ def solve_packed(
     trace = outcome.trace.expand(len(outcome.z)) if f.packing.joint else outcome.trace
     stats = outcome.stats or SolverStat.from_trace(trace, stop, outcome.nfe, f.eps)
     reports = on_failure != "ignore" and solver.watches and stop.goal and stop.max_iter
-    if reports and not trace.all_converged(stop):
-        report_failures(stats, on_failure, "the fixed-point solve")
+    raises_together = on_failure == "raise" and f.peers.synchronised
+    if reports and (raises_together or not trace.all_converged(stop)):
+        report_failures(stats, on_failure, "the fixed-point solve", f.peers)
     return outcome, stats
 
 
@@ -163,9 +175,9 @@ def iterate(solver: Solver[Any], problem: Problem) -> Outcome:
         it = solver.at(f, problem.z0)
         observe(it, f.nfe)
         it = it._replace(moderate=ledger.moderate)
-        state = solver.init(it) if f.left and ledger.running else None
-        while f.left and ledger.running:
-            if problem.compact and ledger.running <= _COMPACT_AT * len(it.z):
+        state = solver.init(it) if f.left and ledger.going else None
+        while f.left and ledger.going:
+            if problem.compact and 0 < ledger.running <= _COMPACT_AT * len(it.z):
                 rows = ledger.compact()
                 f.keep(rows)
                 it = it.take(rows)

@@ -77,17 +77,19 @@ class NewtonKrylov(Solver[Forcing]):
             f.spend()
             return v - self._product(f.packed, it, v)
 
+        before = f.packed.norm(g) if f.packed.spans else state.size
         # Where nothing can be read, every system gets all its products.
-        goal = state.eta * state.size if f.reads else None
+        goal = state.eta * before if f.reads else None
         d, _ = GMRES(restart=self.inner, confirm=False).solve(
-            matvec, g, StopRule(products, tol=None), goal=goal, eps=f.packed.eps
-        )
+            matvec, g, StopRule(products, tol=None), goal=goal, eps=f.packed.eps,
+            peers=f.packed.peers, spans=f.packed.spans,
+        )  # fmt: skip
         if not products:
             d = g  # a plain step
         z, fz, new_g = backtrack(f, it.z, d, g, self.ls_tries)
-        size = row_norm(new_g)
+        size = f.packed.norm(new_g)
         # The more the last step reduced the residual, the more accurate the next system.
-        eta = 0.9 * (size / state.size).square()
+        eta = 0.9 * (size / before).square()
         floor = 0.9 * state.eta.square()  # avoids a sudden jump to a high accuracy
         eta = torch.where(floor > 0.1, torch.maximum(eta, floor), eta)
         eta = eta.nan_to_num(nan=self.eta).clamp(1e-4, self.eta)
@@ -103,7 +105,8 @@ class NewtonKrylov(Solver[Forcing]):
                     "newton_krylov differentiates f in forward mode, which failed: pass "
                     f"jacobian='difference' ({error})"
                 ) from error
-        norm = row_norm(v, keepdim=True)
-        scale = 1 + row_norm(it.z, keepdim=True)
+        norm = f.norm(v, keepdim=True)
+        scale = 1 + f.norm(it.z, keepdim=True)
         h = torch.where(norm > 0, f.eps**0.5 * scale / norm, 1.0)
-        return (f(it.z + h * v) - it.fz) / h
+        # The step length is in single precision or better; `f` gets the dtype of the state.
+        return (f((it.z + h * v).to(it.z.dtype)) - it.fz) / h

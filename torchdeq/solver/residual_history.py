@@ -9,11 +9,16 @@ from torch import Tensor
 
 from torchdeq import numbers
 from torchdeq.numbers import row_norm
-from torchdeq.solver.base import Iterate, Problem
+from torchdeq.solver.base import SMALL, Iterate, Problem
 
 
 def measure(it: Iterate) -> Tensor:
-    """Return (2, b): $|g|$ and $|f(z)|$ by plain norms, whose squares may leave the range."""
+    """Return (2, b): $|g|$ and $|f(z)|$ by plain norms, whose squares may leave the range.
+
+    Of small states, one norm of both takes two thirds of the time of two norms.
+    """
+    if it.square is None and it.fz.numel() <= SMALL:
+        return numbers.plain_norms(torch.stack((it.residual, it.fz)))
     pair = it.fz.new_empty(2, len(it.fz), dtype=numbers.norm_dtype(it.fz.dtype))
     size, norm = pair.unbind(0)
     if it.square is None:
@@ -41,7 +46,7 @@ def measure_safely(it: Iterate) -> Tensor:
 def as_block(rows: Sequence[Tensor | None]) -> Tensor:
     """Return the residuals of K iterates, (2, b) each, as one block (2, K, b)."""
     measured = [row for row in rows if row is not None]
-    return measured[0][:, None] if len(measured) == 1 else torch.stack(measured, dim=1)
+    return measured[0].unsqueeze(1) if len(measured) == 1 else torch.stack(measured, dim=1)
 
 
 class ResidualHistory:

@@ -39,15 +39,28 @@ class SecantWindow(Window):
         assert it.g is not None
         if self.last is None:
             self._set_unit(it.g, it.moderate)
+        fresh = self._take_fresh(it.g)
         if self.last is not None and self.m > 1:
             slot = self.count % len(self.dZ)
-            if self.restart and slot == 0:
-                self.dZ.zero_()
-                self.dG.zero_()
+            if self.restart:
+                self._empty_full(slot)
             torch.sub(it.z, self.last.z, out=self.dZ[slot])
             torch.sub(it.g, self.last.residual, out=self.dG[slot])
+            if fresh is not None:  # no step led to the first iterate of a sample
+                self.dG[slot].index_fill_(0, fresh, 0.0)
             self.count += 1
         self.last = it
+
+    def _empty_full(self, slot: int) -> None:
+        """Forget all secants of samples with a full window, before those in `slot` enter."""
+        if self._starts.differ:
+            if full := self._starts.at_multiple(self.count, len(self.dZ)):
+                rows = torch.tensor(full, device=self.dZ.device)
+                self.dZ.index_fill_(1, rows, 0.0)
+                self.dG.index_fill_(1, rows, 0.0)
+        elif slot == 0:
+            self.dZ.zero_()
+            self.dG.zero_()
 
     def mix(self, tau: float) -> Tensor:
         assert self.last is not None
@@ -84,8 +97,24 @@ class SecantWindow(Window):
         self.dG.copy_(torch.where(grown, 0.0, self.dG))
 
     def take(self, rows: Tensor) -> Self:
+        self._check_settled()
         part = copy(self)
-        part.dZ, part.dG = self.dZ.index_select(1, rows), self.dG.index_select(1, rows)
-        part.unit = None if self.unit is None else self.unit[rows]
-        part.last = None if self.last is None else self.last.take(rows)
+        at = rows.to(self.dZ.device)
+        part.dZ, part.dG = self.dZ.index_select(1, at), self.dG.index_select(1, at)
+        part.unit = None if self.unit is None else self.unit[at]
+        part.last = None if self.last is None else self.last.take(at)
+        part._starts = self._starts.take(rows)
         return part
+
+    def put(self, rows: Tensor, z: Tensor) -> None:
+        assert self.last is not None
+        at = rows.to(z.device)
+        for t in (self.dZ, self.dG):
+            t.index_fill_(1, at, 0.0)
+        # Without secants and with residual 0, the next point is the last one: the start.
+        point, residual = self.last.z, self.last.residual
+        self.last = Iterate(
+            point.index_copy(0, at, z), self.last.fz, residual.index_fill(0, at, 0.0)
+        )
+        self._starts.put(rows.tolist(), len(point), self.count + 1)
+        self._mark_fresh(at)

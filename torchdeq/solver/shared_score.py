@@ -14,6 +14,8 @@ from math import inf
 import torch
 from torch import Tensor
 
+from torchdeq.distributed.peers import ALONE, Peers
+
 _FAR_WORSE = 100.0  # a residual above this multiple of all first residuals will not recover
 _TOLERATED = 10.0  # multiple of the goal up to which a sample that has met it may rise again
 
@@ -24,10 +26,11 @@ class SharedScore:
     Args:
         first: (B,) the residuals of the first iterate.
         goal: the residual at which a sample has finished.
+        peers: the processes whose samples come from the same iterate, too.
     """
 
-    def __init__(self, first: Tensor, goal: float) -> None:
-        self._goal = goal
+    def __init__(self, first: Tensor, goal: float, peers: Peers = ALONE) -> None:
+        self._goal, self._peers = goal, peers
         self._limit = _limit(first)
         self._given_up = torch.zeros_like(first, dtype=torch.bool)
         self._met = self._given_up
@@ -38,7 +41,10 @@ class SharedScore:
         self._met = self._met | (score <= self._goal)
         tolerated = self._met & (score <= _TOLERATED * self._goal)
         worst = torch.where(tolerated, score.clamp(max=self._goal), score)
-        worst = torch.where(self._given_up, -inf, worst).amax()
+        worst = torch.where(self._given_up, -inf, worst)
+        worst = worst.amax() if worst.numel() else worst.new_tensor(-inf)
+        if self._peers.synchronised:
+            worst = worst.new_tensor(self._peers.largest([float(worst)])[0])
         return torch.where(self._given_up | (worst == -inf), score, worst)
 
     @property
@@ -50,8 +56,8 @@ class SharedScore:
 class FewSharedScore(SharedScore):
     """The shared score of a few samples as Python numbers, which are faster than tiny tensors."""
 
-    def __init__(self, first: Tensor, goal: float) -> None:
-        super().__init__(first, goal)
+    def __init__(self, first: Tensor, goal: float, peers: Peers = ALONE) -> None:
+        super().__init__(first, goal, peers)
         numbers = torch.stack((self._limit, *first.new_tensor((goal, _TOLERATED * goal))))
         self._limit_number, self._goal_number, self._tolerated = numbers.tolist()
         self._given_up_list = [False] * len(first)
@@ -59,7 +65,7 @@ class FewSharedScore(SharedScore):
 
     @property
     def given_up(self) -> Tensor:
-        return torch.tensor(self._given_up_list)
+        return torch.tensor(self._given_up_list, dtype=torch.bool)
 
     def update_list(self, score: list[float]) -> list[float]:
         """Return the scores of the next iterate, from the residual of each sample."""
@@ -74,6 +80,8 @@ class FewSharedScore(SharedScore):
             elif met[i] and value <= self._tolerated:
                 value = goal
             worst = max(worst, value)
+        if self._peers.synchronised:
+            (worst,) = self._peers.largest([worst])
         return [
             v if lost or worst == -inf else worst for v, lost in zip(score, given_up, strict=True)
         ]
@@ -81,4 +89,6 @@ class FewSharedScore(SharedScore):
 
 def _limit(first: Tensor) -> Tensor:
     """Return the residual above which the solve gives up a sample."""
-    return _FAR_WORSE * torch.where(first < inf, first, 0.0).amax()
+    finite = torch.where(first < inf, first, 0.0)
+    worst = finite.amax() if finite.numel() else finite.sum()
+    return (_FAR_WORSE * worst).clamp_max(torch.finfo(first.dtype).max)  # infinity is never below

@@ -1,0 +1,50 @@
+"""Further attempts of a request that ends without convergence, and the choice between them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from math import inf
+from typing import Literal
+
+from torch import Tensor
+
+from torchdeq.pytree import State
+from torchdeq.stream.request import Request, Result
+
+Restart = Callable[[Request, int], State]
+Choose = Literal["residual"] | Callable[[Result], Hashable]
+
+
+@dataclass(frozen=True)
+class Retry:
+    """What happens to requests that end without convergence.
+
+    Args:
+        times: further starts, at most.
+        start: returns the start of a request for attempt 1, 2, ...
+        choose: selects among the results of all attempts if none converged: `"residual"`, or a
+            function that returns what a result votes for; the most frequent vote wins, and of its
+            results that with the lowest residual.
+    """
+
+    times: int = 0
+    start: Restart | None = None
+    choose: Choose = "residual"
+
+
+def choose_result(results: list[Result], choose: Choose) -> Result:
+    """Return the best of several results that did not converge."""
+    ordered = sorted(results, key=lambda r: r.residual if r.residual < inf else inf)  # NaN is last
+    if choose == "residual" or len(ordered) == 1:
+        return ordered[0]
+    votes = [choose(result) for result in ordered]
+    if any(isinstance(vote, Tensor) for vote in votes):
+        raise TypeError(
+            "choose must return what can be compared, such as a number or a tuple of numbers, got "
+            "a tensor: use .item() or tuple(t.tolist())"
+        )
+    most = max(Counter(votes).values())
+    winner = next(vote for vote in votes if Counter(votes)[vote] == most)
+    return ordered[votes.index(winner)]
