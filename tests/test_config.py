@@ -59,8 +59,9 @@ def test_every_flag_reaches_the_config() -> None:
             choices |= {"f_stop_norm": "rms"}
             value = choices.get(name, "rel" if "stop" in name else "x")
             line = f"--{flag} {value}"
-        elif name == "coupled":
-            line, value = "--coupled adjoint", "adjoint"
+        elif name in ("coupled", "sync_stop"):
+            value = "adjoint" if name == "coupled" else "world"
+            line = f"--{name} {value}"
         elif default is None:
             line, value = f"--{flag} 0.5", 0.5
         else:

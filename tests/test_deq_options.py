@@ -131,7 +131,7 @@ def test_higher_order_that_is_set_on_a_module_makes_gradients_differentiable() -
 
 def test_every_option_acts_on_a_module_or_raises() -> None:
     other_tests = {"eval_factor", "eval_f_max_iter", "on_failure", "sradius_mode", "coupled",
-                   "higher_order"}  # fmt: skip
+                   "higher_order", "sync_stop", "compile_f"}  # fmt: skip
     raising = {"norm_type", "norm_no_scale", "norm_clip", "norm_clip_value", "norm_target_norm",
                "sn_n_power_iters", "core", "gamma", "jac_loss_weight", "jac_loss_freq",
                "jac_incremental"}  # fmt: skip

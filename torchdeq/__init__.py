@@ -2,13 +2,16 @@
 
 import sys
 import warnings
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from torchdeq import core, experimental, utils
+from torchdeq import core, diagnostics, experimental, stream, utils
+from torchdeq._version import __version__
 from torchdeq.compat import paths as _paths  # noqa: F401  (sets published import paths)
 from torchdeq.compat.functions import get_solver, register_solver, solver_stat_from_final_step
 from torchdeq.config import DEQConfig
 from torchdeq.deq import get_deq, register_deq, reset_deq
+from torchdeq.diagnostics import doctor
 from torchdeq.dropout import (
     VariationalDropout,
     VariationalDropout1d,
@@ -33,6 +36,7 @@ from torchdeq.loss import (
     spectral_radius,
 )
 from torchdeq.memory import mem_gc
+from torchdeq.monitoring import watch
 from torchdeq.norm import (
     apply_norm,
     register_norm,
@@ -56,6 +60,10 @@ from torchdeq.solver import (
     StopRule,
     solve,
 )
+from torchdeq.warm_starts import WarmStarts
+
+if TYPE_CHECKING:
+    from torchdeq import export
 
 __all__ = [
     "GMRES",
@@ -86,10 +94,15 @@ __all__ = [
     "VariationalDropout1d",
     "VariationalDropout2d",
     "VariationalDropout3d",
+    "WarmStarts",
+    "__version__",
     "add_deq_args",
     "apply_norm",
     "core",
+    "diagnostics",
+    "doctor",
     "experimental",
+    "export",
     "fixed_point",
     "fp_correction",
     "get_deq",
@@ -113,7 +126,9 @@ __all__ = [
     "solve",
     "solver_stat_from_final_step",
     "spectral_radius",
+    "stream",
     "utils",
+    "watch",
 ]
 
 
@@ -125,6 +140,8 @@ _DEPRECATED = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "export":  # loaded when it is used: it imports the compiler of torch
+        return import_module("torchdeq.export")
     if name not in _DEPRECATED:
         raise AttributeError(f"module 'torchdeq' has no attribute {name!r}")
     module, new = _DEPRECATED[name]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass, fields
-from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from torchdeq.checks import require, require_choice, require_damping
 from torchdeq.compat.names import WITHOUT_EFFECT, current_name
+from torchdeq.config_checks import check_config
 from torchdeq.coupling import parse_coupling
-from torchdeq.failures import POLICIES
+from torchdeq.distributed.peers import SyncStop, parse_sync_stop
 from torchdeq.option import (
     check_names,
     convert,
@@ -19,7 +18,7 @@ from torchdeq.option import (
     read_options,
     warn_near_misses,
 )
-from torchdeq.stopping import MODES, NORMS, StopRule, parse_interval
+from torchdeq.stopping import StopRule, parse_interval
 
 
 @dataclass(frozen=True)
@@ -88,6 +87,19 @@ class DEQConfig:
         "whether samples depend on each other: true (one system), false, adjoint (one system in "
         "the backward pass only) or auto (a test in the backward pass)",
         parse=parse_coupling,
+        metavar="auto|true|false|adjoint",
+    )
+
+    sync_stop: SyncStop = option(
+        None,
+        "processes that evaluate f until all of them are done: world, a process group (in Python), "
+        "false, or auto: if f calls SyncBatchNorm or an announced collective",
+        parse=parse_sync_stop,
+        metavar="auto|world|false",
+    )
+    compile_f: bool = option(
+        False,
+        "run f as graphs of torch.compile; pays if an evaluation takes about a millisecond or more",
     )
 
     norm_type: str = option("weight_norm", "normalisation: weight_norm, spectral_norm or none")
@@ -146,7 +158,7 @@ class DEQConfig:
             if value is None and name in ("f_tol", "b_tol"):
                 value = 0.0
             object.__setattr__(self, name, convert(name, value, default, parsers[name]))
-        self._check()
+        check_config(self, self._keywords)
 
     @classmethod
     def names(cls) -> list[str]:
@@ -183,6 +195,9 @@ class DEQConfig:
         """Return the config with some options changed."""
         return type(self)(self, **options)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self.with_options()  # a process group cannot be copied
+
     @property
     def implicit(self) -> bool:
         """Return whether the last state is differentiated implicitly."""
@@ -206,80 +221,20 @@ class DEQConfig:
     def _stop(self, side: str) -> StopRule:
         """Return the stop rule of the solve whose options begin with `side`, `"f"` or `"b"`."""
 
-        def option(name: str) -> Any:
+        def own(name: str) -> Any:
             return getattr(self, f"{side}_{name}")
 
-        rtol, atol = option("rtol"), option("atol")
+        rtol, atol = own("rtol"), own("atol")
         joint = rtol is not None or atol is not None
         test = {"tol": None, "rtol": rtol or 0.0, "atol": atol or 0.0} if joint else {}
         return StopRule(
-            max_iter=option("max_iter"),
-            mode=option("stop_mode"),
-            check_every=option("check_every"),
+            max_iter=own("max_iter"),
+            mode=own("stop_mode"),
+            check_every=own("check_every"),
             norm=self.f_stop_norm if side == "f" else "l2",  # backward residuals are relative
-            **({"tol": option("tol")} | test),
+            sync_stop=self.sync_stop,
+            **({"tol": own("tol")} | test),
         )
-
-    def _check(self) -> None:
-        """Raise `ValueError` for values out of range, with the name of the option."""
-        for name, value in (
-            *(("f_max_iter", self.f_max_iter), ("b_max_iter", self.b_max_iter)),
-            *(("f_tol", self.f_tol), ("b_tol", self.b_tol)),
-        ):
-            require(0 <= value < inf, f"{name} must be finite and at least 0", value)
-        for side in ("f", "b"):
-            self._check_stop(side)
-        require_choice("f_stop_norm", self.f_stop_norm, NORMS)
-        require_choice("on_failure", self.on_failure, POLICIES)
-        require_choice("b_init", self.b_init, ("zeros", "shine"))
-        require(self.eval_factor >= 0, "eval_factor must be at least 0", self.eval_factor)
-        require(self.eval_f_max_iter >= 0, "eval_f_max_iter must be >= 0", self.eval_f_max_iter)
-        require(self.n_states >= 1, "n_states must be at least 1", self.n_states)
-        require(self.grad and min(self.grad) >= 1, "grad takes steps >= 1", self.grad)
-        require_damping(self.tau)
-        rising = all(a < b for a, b in zip([0, *self.indexing], self.indexing, strict=False))
-        require(rising, "indexing takes rising numbers of evaluations >= 1", self.indexing)
-        counts = [self.n_states if self.n_states > 1 else len(self.indexing) + 1]
-        if self.n_states == 1 and self.indexing[-1:] == [self.f_max_iter]:
-            counts.insert(0, counts[0] - 1)  # the state at the end counts once
-        what = f"grad takes one number of steps, or one for each of the {counts[0]} states"
-        require(len(self.grad) in (1, *counts), what, self.grad)
-        if self.backward == "reversible" and self.f_solver != "fixed_point_iter":
-            raise ValueError(
-                "backward='reversible' runs an iteration of its own: f_solver must be "
-                f"'fixed_point_iter', got {self.f_solver!r}"
-            )
-        if (self.ift or self.hook_ift) and self.backward not in ("auto", "ift"):
-            raise ValueError(
-                f"ift asks for implicit differentiation and backward={self.backward!r} for another "
-                "method: drop one of them"
-            )
-
-    def _check_stop(self, side: str) -> None:
-        """Raise for a wrong stopping test of one solve, or for two tests at once."""
-        tol, rtol, atol, mode, every = (
-            f"{side}_{name}" for name in ("tol", "rtol", "atol", "stop_mode", "check_every")
-        )
-        require_choice(mode, getattr(self, mode), MODES)
-        interval = getattr(self, every)
-        require(interval == "auto" or interval >= 1, f"{every} must be at least 1", interval)
-        joint = {name: getattr(self, name) for name in (rtol, atol)}
-        for name, value in joint.items():
-            require(value is None or 0 <= value < inf, f"{name} must be finite and >= 0", value)
-        if all(value is None for value in joint.values()):
-            return
-        # The Namespace of a command line has every option, whether or not the user has set it.
-        is_set = tol in self._keywords or getattr(self, tol) != self.defaults()[tol]
-        if is_set and getattr(self, tol):
-            raise ValueError(
-                f"{rtol} and {atol} are a stopping test instead of {tol}: drop {tol}="
-                f"{getattr(self, tol)}, or drop {rtol} and {atol}"
-            )
-        if getattr(self, mode) != "abs":
-            raise ValueError(
-                f"{mode} belongs to {tol}, and {rtol} is relative already: drop {mode}="
-                f"{getattr(self, mode)!r}"
-            )
 
 
 # __new__ hides the parameters of __init__ from tools.

@@ -10,6 +10,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from torchdeq.compat.ignored import CALL_KEYWORDS, ignore_keywords
+from torchdeq.compiling import compiled
 from torchdeq.config import DEQConfig, read_config
 from torchdeq.dropout import reset_dropout
 from torchdeq.forward_pass import ForwardPass
@@ -98,8 +99,9 @@ class DEQBase(LiveOptions):
         options = dict(solver_kwargs or {})
         budget = self._budget(f_max_iter, options)
         return_final = bool(options.pop("return_final", False))
+        f = without_aux(func) if has_aux else func
         call = ForwardPass(
-            without_aux(func) if has_aux else func,
+            compiled(f, self) if self.config.compile_f else f,
             z0,
             args,
             self.make_solver(options),

@@ -7,6 +7,7 @@ import warnings
 from torch import Tensor
 
 from torchdeq.callers import stack_level
+from torchdeq.distributed.peers import ALONE, Peers
 from torchdeq.registry import suggest
 from torchdeq.stats import SolverStat
 from torchdeq.stopping import Status
@@ -31,7 +32,7 @@ def check_policy(on_failure: str) -> None:
         raise ValueError(f"unknown failure policy {on_failure!r}{suggest(on_failure, POLICIES)}")
 
 
-def report_failures(stats: SolverStat, policy: str, solve: str) -> None:
+def report_failures(stats: SolverStat, policy: str, solve: str, peers: Peers = ALONE) -> None:
     """Warn or raise if a sample failed.
 
     The text of a warning carries no numbers, so that Python shows it once per call site; the text
@@ -42,6 +43,8 @@ def report_failures(stats: SolverStat, policy: str, solve: str) -> None:
         policy: `"warn"`, `"raise"` or `"auto"`. The last warns, except about a forward solve that
             spends its budget, or that returns a good state after which its residual grew.
         solve: the name of the solve in the text; every name but `BACKWARD` is a forward solve.
+        peers: the processes of the solve: an error in one of them is an error in all, because the
+            others would wait for it.
     """
     codes = [Status(code) for code in stats.status.tolist()]
     failed = sorted({code for code in codes if code.failed})
@@ -49,7 +52,11 @@ def report_failures(stats: SolverStat, policy: str, solve: str) -> None:
         failed = [code for code in failed if code > Status.DIVERGED]
         if Status.DIVERGED in codes and bool(_useless(stats).any()):
             failed.insert(0, Status.DIVERGED)
-    if not failed or bool((stats["abs_lowest"] < 0).any()):  # -1: the solver reports no residuals
+    if bool((stats["abs_lowest"] < 0).any()):  # -1: the solver reports no residuals
+        failed = []
+    if policy == "raise" and peers.any(bool(failed)) and not failed:
+        raise ConvergenceError(f"{solve} failed in another process, whose error says why")
+    if not failed:
         return
     reasons = "; ".join(f"{code.name}: {code.sentence}" for code in failed)
     if policy == "raise":
@@ -67,4 +74,6 @@ def report_failures(stats: SolverStat, policy: str, solve: str) -> None:
 def _useless(stats: SolverStat) -> Tensor:
     """Return (B,) whether a sample diverged without ever having halved its first residual."""
     diverged = stats.status == int(Status.DIVERGED)
+    if not stats["abs_trace"].shape[1]:  # a stream keeps no traces
+        return diverged
     return diverged & ~(stats["abs_lowest"] < 0.5 * stats["abs_trace"][:, 0])

@@ -32,10 +32,9 @@ def add_deq_args(parser: argparse._ActionsContainer) -> None:
             help += f" (default: {' '.join(map(str, value)) or 'none'})"
         elif value is None:
             parse = metadata[name]["parse"]
-            is_coupling = parse is not float  # `coupled` is the only such option that is no number
-            metavar = "auto|true|false|adjoint" if is_coupling else "FLOAT"
-            settings |= {"type": parse, "metavar": metavar}
-            help += f" (default: {'auto' if is_coupling else 'none'})"
+            words = metadata[name]["flag"].get("metavar")  # of an option that is no number
+            settings |= {"type": parse, "metavar": words or "FLOAT"}
+            help += f" (default: {'auto' if words else 'none'})"
         else:
             kind = metadata[name]["parse"] or type(value)
             settings |= {"type": kind, "metavar": type(value).__name__.upper()}

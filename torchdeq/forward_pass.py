@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchdeq.config import DEQConfig
 from torchdeq.coupling import Coupling
+from torchdeq.distributed.peers import find_peers
 from torchdeq.functional import fixed_point
 from torchdeq.grad import Backward, Phantom, Writer, make_backwards
 from torchdeq.loss import spectral_radius
@@ -20,6 +21,7 @@ from torchdeq.pytree import State
 from torchdeq.solution import FixedPoint
 from torchdeq.solver import Solver
 from torchdeq.stats import SolverStat
+from torchdeq.tracing import graph_solver
 
 
 @dataclass(frozen=True)
@@ -74,14 +76,23 @@ class ForwardPass:
         return solution.z, solution.stats
 
     def spectral_radius(self, z: State) -> Tensor:
-        """Return (B,) the spectral radius of the Jacobian at `z`."""
+        """Return (B,) the spectral radius of the Jacobian at `z`; raise during an export."""
+        if graph_solver() is not None:
+            raise ValueError(
+                "spectral radii cannot be exported, since a graph computes no gradients: drop "
+                "sradius_mode for the export"
+            )
         packing = Packing(z)
         h = packing.pack(z).detach().requires_grad_()
-        with torch.enable_grad():
+        peers = find_peers(self.func, self.config.sync_stop, packing.device)
+        with torch.enable_grad(), peers.forward():
             fz = PackedFn(packing, self.func, self.args)(h)
 
         def vjp(v: Tensor) -> Tensor:
             (product,) = torch.autograd.grad(fz, h, v, retain_graph=True, allow_unused=True)
             return torch.zeros_like(v) if product is None else product
 
-        return spectral_radius(vjp, h).radius if fz.requires_grad else h.new_zeros(len(h))
+        if not fz.requires_grad:
+            return h.new_zeros(len(h))
+        with peers.backward():
+            return spectral_radius(vjp, h, any_process=peers.any).radius

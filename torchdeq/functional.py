@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchdeq._torch import transforms_active
 from torchdeq.coupling import Coupling, check_coupling
+from torchdeq.distributed.peers import find_peers
 from torchdeq.failures import check_policy, report_failures
 from torchdeq.grad import Backward, Implicit, IteratingBackward
 from torchdeq.grad.base import NoGraph, with_gradient_of, with_zero_gradient_to
@@ -25,7 +26,7 @@ from torchdeq.solver import Anderson, Broyden, FixedPointIter, Solver, solve
 from torchdeq.solver.loop import solve_packed
 from torchdeq.stats import SolverStat
 from torchdeq.stopping import StopRule
-from torchdeq.tracing import untraced
+from torchdeq.tracing import graph_solver, untraced
 
 
 @untraced
@@ -73,15 +74,24 @@ def fixed_point(
             `aux` that comes back, so gradients of `aux` are complete.
     """
     check_coupling(coupled, compact)
+    in_graph = graph_solver()
+    if in_graph is not None:
+        exported: FixedPoint[S] = in_graph(
+            f, z0, args, solver=solver, backward=backward, stop=stop, record=record,
+            keep_estimate=keep_estimate, coupled=coupled, has_aux=has_aux,
+        )  # fmt: skip
+        return exported
     packing = Packing(z0)
     packed = PackedFn(packing, without_aux(f) if has_aux else f, args, coupled)
     backward = Implicit() if backward is None else backward
     stop = StopRule() if stop is None else stop
     _check(backward, stop, record, on_failure, keep_estimate)
+    packed.peers = find_peers(f, stop.sync_stop, packing.device)
     request = _Request(
         packed, packing.pack(z0), solver, stop, tuple(record), compact, on_failure, keep_estimate
     )
-    states, stats = request.run(backward)
+    with packed.peers.forward():
+        states, stats = request.run(backward)
     shaped = [packing.rebuild(tensors) for tensors in states]
     return FixedPoint(shaped[-1], shaped, stats, aux_at(f, shaped[-1], args) if has_aux else None)
 
@@ -138,6 +148,13 @@ class _Request:
             raise ValueError(
                 "compact=True cannot be combined with higher_order=True, torch.func transforms or "
                 "forward mode: they need the whole batch again in the backward pass"
+            )
+        if (_is_higher_order(backward) or transforms_active()) and self.f.peers.units:
+            raise RuntimeError(
+                "f contains modules that fully_shard has made units, whose parameters exist only "
+                "while they are gathered: higher_order=True, torch.func transforms and forward "
+                "mode need them as inputs; call fully_shard on the module whose forward contains "
+                "the solve instead, or differentiate once"
             )
         solve = self._solve_in_transform if transforms_active() else self._solve
         states, stats = solve(backward)

@@ -9,6 +9,7 @@ from typing import Any
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from torchdeq._torch import function_transforms_active
+from torchdeq.closures import with_own_closure
 from torchdeq.modules import ModuleState
 from torchdeq.reach import scripted
 
@@ -17,9 +18,9 @@ def mem_gc(func: Callable[..., Any], in_args: tuple[Any, ...] | None = None) -> 
     """Return `func(*in_args)`; the backward pass computes its activations again.
 
     Gradients reach the arguments, the parameters of modules and every tensor in the closure of
-    `func`. The second evaluation uses the random numbers, autocast state and module tensors of the
-    first, and does not update running statistics. Inside `torch.func` transforms, which cannot
-    recompute, this is a plain call and stores the activations.
+    `func`. The second evaluation uses the random numbers, autocast state, module tensors and
+    closure variables of the first, and does not update running statistics. Inside `torch.func`
+    transforms, which cannot recompute, this is a plain call and stores the activations.
 
     Args:
         func: the function.
@@ -33,6 +34,7 @@ def mem_gc(func: Callable[..., Any], in_args: tuple[Any, ...] | None = None) -> 
     args = () if in_args is None else tuple(in_args)
     if function_transforms_active():
         return func(*args)
+    func = with_own_closure(func)
     recomputation = _Recomputation()
     # Torch ends a recomputation early by an exception, which a scripted function does not pass on.
     early_stop = set_checkpoint_early_stop(False) if scripted(func) else nullcontext()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from torchdeq._torch import is_compiled, normalises_over_batch
+from torchdeq.distributed.sharding import units_inside
 from torchdeq.reach import reachable_modules
 
 _INTERNAL = set(vars(nn.Module())) - {"training"}  # attributes that every module has
@@ -50,6 +51,7 @@ class ModuleState:
     Other tensors are plain attributes, alone or in a dict: normalised weights, dropout masks, an
     input that `forward` has stored. The entries of scripted modules cannot be exchanged and keep
     their current tensors, but running statistics that they update in a block are restored after it.
+    Units of `fully_shard` exchange their parameters themselves, before and after each call.
     """
 
     def __init__(self, f: Any) -> None:
@@ -57,13 +59,16 @@ class ModuleState:
         self._others: list[_Slot] = []
         self._statistics: list[_Slot] = []
         self._scripted: list[Tensor] = []
-        for part in reachable_modules(f).values():
+        modules = reachable_modules(f).values()
+        sharded = {id(part) for unit in units_inside(modules) for part in unit.modules()}
+        for part in modules:
             if isinstance(part, torch.jit.ScriptModule):
                 if part.training:
                     self._scripted += part.buffers(recurse=False)
                 continue
             attributes = vars(part)
-            self._parameters += _slots(part._parameters)
+            if id(part) not in sharded:
+                self._parameters += _slots(part._parameters)
             self._others += _slots(part._buffers)
             self._others += [
                 _Slot(attributes, k, v) for k, v in attributes.items() if _is_state(k, v)

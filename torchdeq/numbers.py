@@ -82,6 +82,11 @@ def plain_norm(t: Tensor, out: Tensor) -> None:
     torch.linalg.vector_norm(t, dim=-1, dtype=None if t.dtype == out.dtype else out.dtype, out=out)
 
 
+def plain_norms(t: Tensor) -> Tensor:
+    """Return the Euclidean norms over the last dimension, whose squares may leave the range."""
+    return _norm(t, norm_dtype(t.dtype), keepdim=False)
+
+
 def row_norm(t: Tensor, keepdim: bool = False) -> Tensor:
     """Return the Euclidean norm over the last dimension, in float32 or better.
 
@@ -104,6 +109,12 @@ def row_norm(t: Tensor, keepdim: bool = False) -> Tensor:
 def in_range(norm: Tensor) -> bool:
     """Return whether plain norms are safe: no square can have left the range. Reads the values."""
     return _within(norm.flatten(), *_RANGE[norm.dtype])
+
+
+def bounds_in_range(low: list[float], high: list[float], dtype: torch.dtype) -> bool:
+    """Return whether plain norms between such bounds are safe: no square has left the range."""
+    least, most = _RANGE[dtype]
+    return all(least <= value for value in low) and all(value <= most for value in high)
 
 
 def outside_range(norm: Tensor) -> Tensor:
@@ -134,6 +145,21 @@ def unit_scale(t: Tensor) -> Tensor | None:
         return None
     exponent = torch.log2(norm).floor().clamp(-125, 125)
     return torch.where((norm > 0) & (norm < inf), torch.exp2(-exponent), 1.0)
+
+
+def units_with(units: Tensor | None, rows: Tensor, new: Tensor | None, batch: int) -> Tensor:
+    """Return (B, 1) scales in which those of some rows are replaced.
+
+    Args:
+        units: (B, 1) the scales so far; None for 1.
+        rows: the numbers of the rows.
+        new: (n, 1) their scales; None for 1.
+        batch: B.
+    """
+    like = units if new is None else new
+    assert like is not None, "one of the two has values"
+    units = like.new_ones(batch, 1) if units is None else units.to(like.dtype)
+    return units.index_copy(0, rows, like.new_ones(len(rows), 1) if new is None else new)
 
 
 def _norm(t: Tensor, dtype: torch.dtype, keepdim: bool) -> Tensor:

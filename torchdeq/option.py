@@ -24,7 +24,8 @@ def option(default: Any, help: str, parse: Any = None, **flag: Any) -> Any:
         help: the text for the command line and the documentation.
         parse: for an option whose default is None, a function that returns the value or raises
             `ValueError`.
-        **flag: settings of the command-line flag: `name`, if the flag has another name.
+        **flag: settings of the command-line flag: `name`, if the flag has another name, and
+            `metavar`, the words that an option without a number takes.
     """
     metadata = {"help": help, "flag": flag, "parse": parse}
     if isinstance(default, (list, dict)):

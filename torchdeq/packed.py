@@ -12,7 +12,10 @@ from torch import Tensor
 from torchdeq._torch import versions
 from torchdeq.aliasing import WriteGuard
 from torchdeq.autocast import AutocastState
+from torchdeq.closures import with_own_closure
 from torchdeq.coupling import Coupling
+from torchdeq.distributed.peers import ALONE, Peers
+from torchdeq.numbers import row_norm
 from torchdeq.packing import Leaf, Packing, check_block
 from torchdeq.pytree import State, take_rows
 
@@ -47,6 +50,8 @@ class PackedFn:
         self.autocast = AutocastState(packing.device)
         if self.autocast.dtype is not None:
             self.eps = max(self.eps, torch.finfo(self.autocast.dtype).eps)
+        self.peers: Peers = ALONE  # the processes that evaluate the map together
+        self.spans = False  # whether the samples of all these processes are one system
         self._guard = WriteGuard()
         self._bare = isinstance(packing.template, Leaf)  # one tensor without a container
         self._unpacks = isinstance(packing.template, (tuple, list))
@@ -78,16 +83,26 @@ class PackedFn:
         product: Tensor = jvp(z, v) if jvp else torch.func.jvp(self, (z,), (v,))[1]
         return product
 
+    def norm(self, rows: Tensor, keepdim: bool = False) -> Tensor:
+        """Return the norms of the samples, (b, D); of one system, over all processes."""
+        return self.peers.norm(rows, keepdim) if self.spans else row_norm(rows, keepdim)
+
     def take(self, rows: Tensor) -> PackedFn:
         """Return the function for some of the samples, with the rows of these samples in `args`."""
         part = copy(self)
         part.args = take_rows(self.args, rows)
         return part
 
+    def with_own_closure(self) -> PackedFn:
+        """Return the function for calls in the backward pass; see `torchdeq.closures`."""
+        kept = copy(self)
+        kept.f = with_own_closure(self.f)
+        return kept
+
     def as_one_system(self) -> PackedFn:
         """Return the function of the matrix with one row, (1, B D)."""
         joint = copy(self)
-        joint.packing = self.packing.as_one_system()
+        joint.packing, joint.spans = self.packing.as_one_system(), True
         return joint
 
     def _outputs(self, tensors: list[Tensor]) -> list[Tensor]:
@@ -112,7 +127,7 @@ class PackedFn:
     def _checked(self, out: State, batch: int) -> list[Tensor]:
         """Return the tensors in the output of `f`, in the order and the dtype of the state."""
         packing = self.packing
-        tensors = list(_matching(packing.template, out, "f's output"))
+        tensors = list(leaves_like(packing.template, out, "f's output"))
         expected = [(batch, *leaf.shape) if leaf.dim else () for leaf in packing.leaves]
         if [t.shape for t in tensors] != expected:
             raise ValueError(
@@ -145,7 +160,7 @@ def without_aux(f: Callable[..., Any]) -> Callable[..., State]:
     """Return a map that drops the `aux` of an `f` that returns `(z, aux)`."""
 
     def first(*inputs: Any) -> State:
-        return _pair(f(*inputs))[0]
+        return split_pair(f(*inputs))[0]
 
     return first
 
@@ -153,10 +168,10 @@ def without_aux(f: Callable[..., Any]) -> Callable[..., State]:
 def aux_at(f: Callable[..., Any], z: State, args: tuple[Any, ...]) -> Any:
     """Return the second value of an `f` that returns `(z, aux)`, evaluated at `z`."""
     inputs = z if isinstance(z, (tuple, list)) else (z,)
-    return _pair(f(*inputs, *args))[1]
+    return split_pair(f(*inputs, *args))[1]
 
 
-def _pair(out: Any) -> tuple[State, Any]:
+def split_pair(out: Any) -> tuple[State, Any]:
     """Return the output of `f` if it is a pair `(z, aux)`; raise `TypeError` if not."""
     if not (isinstance(out, tuple) and len(out) == 2):
         got = f"{len(out)} items" if isinstance(out, tuple) else type(out).__name__
@@ -178,7 +193,7 @@ def _same_kind(out: State, z: Tensor) -> bool:
     )
 
 
-def _matching(template: State, out: State, path: str) -> Iterator[Tensor]:
+def leaves_like(template: State, out: State, path: str) -> Iterator[Tensor]:
     """Yield the tensors of `out` in the order of `template`; list and tuple are equivalent."""
     if isinstance(template, Leaf):
         if not isinstance(out, Tensor):
@@ -190,13 +205,13 @@ def _matching(template: State, out: State, path: str) -> Iterator[Tensor]:
             got = f"keys {list(out)}" if isinstance(out, Mapping) else type(out).__name__
             raise ValueError(f"{path} must be a dict with keys {keys}: got {got}")
         for key in keys:
-            yield from _matching(template[key], out[key], f"{path}[{key!r}]")
+            yield from leaves_like(template[key], out[key], f"{path}[{key!r}]")
     else:
         if not isinstance(out, (tuple, list)) or len(out) != len(template):
             got = f"{len(out)} items" if isinstance(out, (tuple, list)) else type(out).__name__
             raise ValueError(f"{path} must be a tuple or list of {len(template)} items: got {got}")
         for i, (child, got_child) in enumerate(zip(template, out, strict=True)):
-            yield from _matching(child, got_child, f"{path}[{i}]")
+            yield from leaves_like(child, got_child, f"{path}[{i}]")
 
 
 def _show(shapes: list[tuple[int, ...]]) -> str:

@@ -75,7 +75,7 @@ class Packing:
         for path, t in tensors:
             _check_tensor(path, t, *tensors[0])
         self.leaves = tuple(Leaf.of(path, t) for path, t in tensors)
-        self.template = _rebuild(z0, iter(self.leaves))  # the structure, without the tensors
+        self.template = fill_template(z0, iter(self.leaves))  # the structure, without the tensors
         first = tensors[0][1]
         if first.is_meta:
             raise ValueError(
@@ -84,6 +84,7 @@ class Packing:
         self.dtype, self.device = first.dtype, first.device
         self.batch = _batch(first)
         self.sizes = [leaf.size for leaf in self.leaves]
+        self._width = sum(self.sizes)
         self._offsets = [sum(self.sizes[:i]) for i in range(len(self.sizes))]
 
     def as_one_system(self) -> Self:
@@ -102,12 +103,12 @@ class Packing:
 
     def rebuild(self, tensors: list[Tensor]) -> State:
         """Return a state of the start's structure around other tensors."""
-        return _rebuild(self.template, iter(tensors))
+        return fill_template(self.template, iter(tensors))
 
     def join(self, tensors: list[Tensor], into: Tensor | None = None) -> Tensor:
         """Return the tensors as a matrix; `into` is a buffer for the matrix."""
         if self.joint:
-            into = None if into is None else into.view(self.batch, -1)
+            into = None if into is None else into.view(self.batch, self._width)
             return self._join(tensors, into).reshape(1, -1)
         return self._join(tensors, into)
 
@@ -123,7 +124,7 @@ class Packing:
     def split(self, z: Tensor) -> list[Tensor]:
         """Return the tensors of the state, in order, as views of the matrix."""
         if self.joint:
-            z = z.view(self.batch, -1)
+            z = z.view(self.batch, self._width)
         if len(self.leaves) == 1:
             return [self.leaves[0].from_rows(z)]
         # Not split(): autograd forbids writing into one of several views created at once.
@@ -161,11 +162,11 @@ def _tensors(z: State) -> Iterator[tuple[str, Tensor]]:
         yield f" at {path}" if path else "", leaf
 
 
-def _rebuild(template: State, leaves: Iterator[Any]) -> State:
+def fill_template(template: State, leaves: Iterator[Any]) -> State:
     """Return the containers of `template` around other leaves."""
     if isinstance(template, (Tensor, Leaf)):
         return next(leaves)
-    return map_children(template, lambda child: _rebuild(child, leaves))
+    return map_children(template, lambda child: fill_template(child, leaves))
 
 
 def _check_tensor(path: str, t: Tensor, first_path: str, first: Tensor) -> None:

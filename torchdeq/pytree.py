@@ -44,9 +44,14 @@ def map_tensors(tree: Any, fn: Callable[[Tensor], Any]) -> Any:
     return map_children(tree, lambda child: map_tensors(child, fn))
 
 
+def tensors_of(tree: Any) -> list[Tensor]:
+    """Return the tensors of a tree, in the order of the containers."""
+    return [leaf for _, leaf in walk(tree) if isinstance(leaf, Tensor)]
+
+
 def take_rows(tree: Any, rows: Tensor) -> Any:
     """Return the tree with the batch of every tensor indexed by `rows`."""
-    return map_tensors(tree, lambda t: t.index_select(0, rows))
+    return map_tensors(tree, lambda t: t.index_select(0, rows.to(t.device)))
 
 
 def check_batched(args: tuple[Any, ...], batch: int) -> None:

@@ -94,9 +94,8 @@ def _neighbours(node: Any) -> Iterator[tuple[str, Any]]:
 
 def _of_module(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield plain attributes of a module, and its `forward` for the globals that it names."""
-    for name, item in list(vars(module).items()):
-        if isinstance(item, _INDIRECT) and name not in _INTERNAL:
-            yield name, item
+    own = [(name, item) for name, item in vars(module).items() if name not in _INTERNAL]
+    yield from ((name, item) for name, item in own if isinstance(item, _INDIRECT))
     kind = type(module)
     if not _is_torch(kind.__module__):
         yield "", getattr(kind, "forward", None)

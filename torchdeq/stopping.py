@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchdeq.checks import require_choice, require_whole
+from torchdeq.distributed.peers import SyncStop, check_sync_stop
 
 EPS = 1e-9  # keeps the relative residual of a zero state finite, as in torchdeq 0.1.0
 MODES = ("abs", "rel")
@@ -74,6 +75,11 @@ class StopRule:
         return_final: spend the budget and return the last state instead of the best one.
         norm: `"l2"`, or `"rms"` for the root mean square over the numbers of a sample (over all
             numbers of the batch if its samples are one coupled system).
+        sync_stop: which processes of a distributed program go on until all of them are done, so
+            that they evaluate `f` equally often: a process group, True or `"world"` for all
+            processes, False for none. By default a solve finds out whether `f` needs it: `f` calls
+            a `SyncBatchNorm`, or a function that `torchdeq.distributed.collective` announces. Each
+            sample keeps the state, the status and the number of steps of its own convergence.
     """
 
     max_iter: int = 40
@@ -84,11 +90,13 @@ class StopRule:
     check_every: int | Literal["auto"] = 1
     return_final: bool = False
     norm: str = "l2"
+    sync_stop: SyncStop = None
 
     def __post_init__(self) -> None:
         require_choice("stop mode", self.mode, MODES)
         require_choice("norm", self.norm, NORMS)
         require_whole("max_iter", self.max_iter, 0)
+        check_sync_stop(self.sync_stop)
         object.__setattr__(self, "max_iter", int(self.max_iter))  # 40.0 from a config file
         if self.check_every != "auto":
             require_whole('check_every, unless it is "auto",', self.check_every)

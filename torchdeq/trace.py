@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchdeq.stopping import Status, StopRule, relative
 
-_GROWTH = 10.0  # a sample whose residual ends above this multiple of its first one has diverged
+GROWTH = 10.0  # a sample whose residual ends above this multiple of its first one has diverged
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def summarise(trace: Trace, stop: StopRule, eps: float) -> tuple[dict[str, Tenso
     last, stalled = _last_iterates(trace, stop, score, met)
     after = torch.arange(len(score), device=score.device)[:, None] > last
     best = last if stop.return_final else torch.where(after, inf, score).argmin(0)
-    finite = _pick(score, best) < inf  # otherwise the solve returned the start
+    finite = _pick(score, best) < inf
     converged = _pick(met, last)
     if trace.shared_scores is not None and stop.goal:
         # The worst sample chose this iterate; others may meet their own tolerance there.
@@ -93,7 +93,8 @@ def summarise(trace: Trace, stop: StopRule, eps: float) -> tuple[dict[str, Tenso
         "rel_lowest": rel_lowest,
         "abs_trace": torch.where(after, abs_lowest, trace.sizes).mT,
         "rel_trace": torch.where(after, rel_lowest, rel).mT,
-        "nstep": torch.where(finite, steps[best], 0.0),
+        # If no residual is finite, the solve has returned the start.
+        "nstep": steps[best] if stop.return_final else torch.where(finite, steps[best], 0.0),
     }
     status = torch.where(stalled, int(Status.STALLED), _failure(score, rel, last, eps))
     return values, torch.where(converged, int(Status.CONVERGED), status).to(torch.int8)
@@ -128,7 +129,7 @@ def _failure(score: Tensor, rel: Tensor, last: Tensor, eps: float) -> Tensor:
     """Return (B,) the status of each sample in case it neither converged nor stalled."""
     final = _pick(score, last)
     # Growth below the square root of the precision is noise around a good state.
-    grown = (final > _GROWTH * score[0]) & (_pick(rel, last) > eps**0.5)
+    grown = (final > GROWTH * score[0]) & (_pick(rel, last) > eps**0.5)
     status = torch.where(grown, int(Status.DIVERGED), int(Status.MAX_ITER))
     return torch.where(final < inf, status, int(Status.NONFINITE))
 

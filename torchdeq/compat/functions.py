@@ -144,6 +144,11 @@ class FunctionSolver(Solver[None]):
                 "a solver function takes tol and stop_mode only, got rtol and atol: use tol, or a "
                 "Solver class"
             )
+        if f.packed.peers.synchronised:
+            raise ValueError(
+                "a solver function decides by itself when to stop, so sync_stop has no effect on "
+                "it: use a Solver class"
+            )
         single = len(packing.leaves) == 1
         to_rows = packing.leaves[0].to_rows if single else lambda t: t
         calls = _CountedMap(f, single)

@@ -30,6 +30,7 @@ class RecordedCalls:
         self._inputs: Inputs = {}
         self._calls: list[tuple[frozenset[int], Randomness | None]] = []
         self._modules: ModuleState | None = None
+        self._kept = f
         self._residuals: list[Tensor] = []
         self._norms: list[Tensor] = []
 
@@ -64,7 +65,8 @@ class RecordedCalls:
     def _capture(self, used: frozenset[int], randomness: Randomness | None) -> Capture:
         if self._modules is None:
             self._modules = ModuleState(self.f.f)  # the first use is after all calls
-        return Capture(self.f, self._inputs, used, self._modules, randomness)
+            self._kept = self.f.with_own_closure()
+        return Capture(self._kept, self._inputs, used, self._modules, randomness)
 
     def stats(self) -> SolverStat:
         """Return the statistics of the last call.

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchdeq import _torch
 from torchdeq.callers import stack_level
+from torchdeq.distributed.sharding import gathered, reduce_gradients
 from torchdeq.experimental.double_double import PlainNumber, PreciseNumber, most_precise
 from torchdeq.experimental.recorded_calls import RecordedCalls
 from torchdeq.failures import ConvergenceWarning
@@ -67,7 +68,8 @@ class Reversible(IteratingBackward):
     def run(self, f: PackedFn, z0: Tensor, stop: StopRule) -> tuple[list[list[Tensor]], SolverStat]:
         """Iterate from `z0` for `stop.max_iter` evaluations; return the state and statistics."""
         calls = RecordedCalls(f, stop)
-        with f.autocast.suspended():
+        # At once: the operations that gather a unit must not be part of a recorded call.
+        with f.autocast.suspended(), gathered(f.peers.units, "by_setting", at_once=True):
             if _torch.transforms_active() or not stop.max_iter:
                 z = self._iterate(calls, PlainNumber.of(z0), stop.max_iter)[1].hi
             else:
@@ -126,7 +128,8 @@ class _ReversedIteration(torch.autograd.Function):
             c[i].requires_grad_()
         grads: list[Tensor | None] = [None] * len(c)
         u_older, u = torch.zeros_like(g), g  # cotangents of the two states
-        with calls.f.autocast.suspended():
+        units = calls.f.peers.units
+        with calls.f.autocast.suspended(), gathered(units, "always", at_once=True):
             for k in reversed(range(calls.steps)):
                 h = older.hi.to(z0.dtype, copy=True).requires_grad_()
                 with torch.enable_grad():
@@ -140,6 +143,8 @@ class _ReversedIteration(torch.autograd.Function):
                 older, newer = newer.plus(-step).over(1 - tau), older
                 u_older, u = (1 - tau) * u, u_older if product is None else u_older + product
             _warn_if_imprecise(older.hi, z0, u_older, g)
+            if units:
+                grads = reduce_gradients(units, calls.inputs, grads)
         start_grad = (u_older + u).to(z0.dtype) if ctx.needs_input_grad[3] else None
         return None, None, None, start_grad, None, None, *grads
 

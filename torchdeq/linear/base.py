@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdeq.autocast import AutocastState
+from torchdeq.distributed.peers import ALONE, Peers
 from torchdeq.linear.system import LinearSolution, Matvec, System
 from torchdeq.registry import Registry, check_class
 from torchdeq.stopping import StopRule
@@ -40,6 +41,8 @@ class LinearSolver(ABC):
         eps: float | None = None,
         first: Tensor | None = None,
         scale: Tensor | None = None,
+        peers: Peers = ALONE,
+        spans: bool = False,
     ) -> LinearSolution:
         """Solve every system of the batch.
 
@@ -58,8 +61,14 @@ class LinearSolver(ABC):
                 A system whose residual reaches this limit is STALLED.
             first: the product `A b` if the caller has computed it; it does not count again.
             scale: (B,) divisors of the residuals, applied before comparisons and reports.
+            peers: the processes that make the same products together.
+            spans: whether each row of `b` is the part in this process of a row that continues in
+                the others.
         """
-        system = System(matvec, b, stop, goal, x0=x0, eps=eps, first=first, scale=scale)
+        system = System(
+            matvec, b, stop, goal,
+            x0=x0, eps=eps, first=first, scale=scale, peers=peers, spans=spans,
+        )  # fmt: skip
         if not stop.max_iter:
             return system.solution(torch.zeros_like(system.b) if system.x0 is None else system.x0)
         with AutocastState(b.device).suspended():

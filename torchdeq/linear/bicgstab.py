@@ -9,7 +9,6 @@ from torch import Tensor
 
 from torchdeq.linear.base import LINEAR, LinearSolver
 from torchdeq.linear.system import System
-from torchdeq.numbers import row_norm
 
 _PATIENCE = 8  # steps without a smaller residual before the recurrence restarts
 
@@ -33,14 +32,14 @@ class BiCGStab(LinearSolver):
 
     def run(self, system: System) -> Tensor:
         x, r = system.start()
-        size = row_norm(r)
+        size = system.norm(r)
         system.record(size)
         done = system.over(size)
         while system.left > 2 and not system.every(done, now=True):
             first_record = system.record_count
             trial = self._recurrence(system, x, r, size, done)
             trial_r = system.b - system.product(trial)
-            trial_size, length = row_norm(trial_r), row_norm(trial)
+            trial_size, length = system.norm(trial_r), system.norm(trial)
             better = (trial_size < size) & system.sensible(trial_size, length) & ~done
             least = torch.where(better, trial_size, size)
             idle = ~(least < 0.5 * size) & ~done
@@ -72,20 +71,20 @@ class BiCGStab(LinearSolver):
             first = system.take_first_product() / scale
         r = torch.where(done[:, None], 0.0, r / scale)
         d = best = torch.zeros_like(r)
-        shadow, p, rho = r, r, _dot(r, r)
+        shadow, p, rho = r, r, _dot(system, r, r)
         lowest, idle = torch.ones_like(unit), torch.zeros_like(unit)
         scale = scale[:, 0]
         ended = done
         while system.left > 2:
             v = system.product(p) if first is None else first
             first = None
-            alpha = _ratio(rho, _dot(shadow, v))
+            alpha = _ratio(rho, _dot(system, shadow, v))
             s = r - alpha * v
             t = system.product(s)
-            omega = _ratio(_dot(t, s), _dot(t, t))
+            omega = _ratio(_dot(system, t, s), _dot(system, t, t))
             d = d + alpha * p + omega * s
             r = s - omega * t
-            size = row_norm(r)
+            size = system.norm(r)
             better = (size < lowest) & ~ended
             best = torch.where(better[:, None], d, best)
             lowest = torch.where(better, size, lowest)
@@ -94,7 +93,7 @@ class BiCGStab(LinearSolver):
                 ended | system.solved(lowest * scale) | (idle >= _PATIENCE) | ~(size < torch.inf)
             )
             system.record(torch.where(done, unit, lowest * scale))
-            previous, rho = rho, _dot(shadow, r)
+            previous, rho = rho, _dot(system, shadow, r)
             beta = _ratio(rho, previous) * _ratio(alpha, omega)
             p = torch.where(ended[:, None], 0.0, r + beta * (p - omega * v))
             if system.every(ended):
@@ -109,20 +108,20 @@ class BiCGStab(LinearSolver):
         scale = torch.where((size > 0) & (size < torch.inf), size, 1.0)[:, None]
         Ar = system.product(r)
         image = Ar / scale
-        square = _dot(image, image)
-        omega = _ratio(_dot(image, r / scale), square)
+        square = _dot(system, image, image)
+        omega = _ratio(_dot(system, image, r / scale), square)
         # An image of almost zero does not determine the length of the step.
         measurable = (square > torch.finfo(r.dtype).eps) & ~done[:, None]
         broken = ~(square < torch.inf)[:, 0] & ~done
         usable = measurable & ~broken[:, None]
         x = torch.where(usable, x + omega * r, x)
         r = torch.where(usable, r - omega * Ar, r)
-        return x, r, torch.where(broken, torch.nan, row_norm(r))
+        return x, r, torch.where(broken, torch.nan, system.norm(r))
 
 
-def _dot(a: Tensor, b: Tensor) -> Tensor:
+def _dot(system: System, a: Tensor, b: Tensor) -> Tensor:
     """Return (B, 1) the inner products of rows."""
-    return (a * b).sum(1, keepdim=True)
+    return system.total((a * b).sum(1, keepdim=True))
 
 
 def _ratio(a: Tensor, b: Tensor) -> Tensor:

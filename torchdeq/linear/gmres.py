@@ -13,7 +13,7 @@ from torchdeq.checks import require_whole
 from torchdeq.linear.base import LINEAR, LinearSolver
 from torchdeq.linear.hessenberg import Hessenberg
 from torchdeq.linear.system import System
-from torchdeq.numbers import from_host, row_norm, small_dtype, to_host
+from torchdeq.numbers import from_host, small_dtype, to_host
 
 # A cycle that leaves more than this fraction of a residual: the next one will not do better.
 _STAGNANT = 0.999
@@ -60,7 +60,7 @@ class GMRES(LinearSolver):
 
     def run(self, system: System) -> Tensor:
         x, r = system.start()
-        size = row_norm(r)
+        size = system.norm(r)
         system.record(size)
         if system.finished(size):
             return x
@@ -68,10 +68,10 @@ class GMRES(LinearSolver):
         while system.left:
             cycle = self._cycle(system, x, r, size, done)
             trial_r, trial_size, stalled = cycle.residual, cycle.estimates[-1], None
-            length = row_norm(cycle.x)
+            length = system.norm(cycle.x)
             if self.confirm and system.left:
                 trial_r = system.b - system.product(cycle.x)
-                trial_size = _measured(system, row_norm(trial_r), cycle.estimates[-1], length)
+                trial_size = _measured(system, system.norm(trial_r), cycle.estimates[-1], length)
                 # At the floor of the precision the estimate is too low, or the cycle gains nothing.
                 idle = (trial_size > 2 * cycle.estimates[-1]) | ~(trial_size < 0.9 * size)
                 least = torch.fmin(trial_size, size)
@@ -88,7 +88,7 @@ class GMRES(LinearSolver):
                     system.stall(stalled)
                     stuck = stuck | stalled
                 done = done | stuck
-                if bool(done.all()):
+                if system.every(done, now=True):
                     break
         return x
 
@@ -132,7 +132,7 @@ class GMRES(LinearSolver):
                 w = system.take_first_product() / torch.where(beta > 0, beta, 1.0)[:, None]
             else:
                 w = system.product(V[j])
-            rows.append(_extend(V, j, w))
+            rows.append(_extend(system, V, j, w))
             nfe.append(system.products)
             if len(rows) == every or j == k - 1 or not system.left:
                 for h in _transfer(rows, to_the_host=system.checks):
@@ -140,7 +140,7 @@ class GMRES(LinearSolver):
                     if system.checks:
                         small.update_active()
                 rows = []
-                if not system.left or (system.checks and not small.any_active()):
+                if not system.left or (system.checks and not system.any(small.any_active())):
                     break
         return V, small, nfe
 
@@ -172,7 +172,7 @@ def _hessenberg(system: System, beta: Tensor, done: Tensor, k: int) -> Hessenber
     return Hessenberg(values[0], values[1], values[2] == 0, k, eps, on_host=system.checks)
 
 
-def _extend(V: Tensor, j: int, w: Tensor) -> Tensor:
+def _extend(system: System, V: Tensor, j: int, w: Tensor) -> Tensor:
     """Write basis vector `j + 1`; return (B, j + 2) its coefficients and the remaining norm.
 
     A row whose remaining norm is zero or not finite becomes zero: no NaN reaches other systems.
@@ -180,11 +180,11 @@ def _extend(V: Tensor, j: int, w: Tensor) -> Tensor:
     w = w.unsqueeze(1)
     basis = V[: j + 1]
     rows, columns = basis.transpose(0, 1), basis.permute(1, 2, 0)
-    c = torch.bmm(w, columns)  # (B, 1, j + 1)
+    c = system.total(torch.bmm(w, columns))  # (B, 1, j + 1)
     w = torch.baddbmm(w, c, rows, alpha=-1)
-    correction = torch.bmm(w, columns)
+    correction = system.total(torch.bmm(w, columns))
     w = torch.baddbmm(w, correction, rows, alpha=-1)
-    length = row_norm(w)
+    length = system.norm(w)
     torch.div(w.squeeze(1), length, out=V[j + 1]).nan_to_num_(0.0, 0.0, 0.0)
     return torch.cat((c.add_(correction).squeeze(1), length), dim=1)
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from torchdeq.linear.base import LINEAR, LinearSolver
 from torchdeq.linear.system import System
-from torchdeq.numbers import row_norm
 
 _PATIENCE = 4  # sums without a 10 % gain after which a residual at the floor has stalled
 
@@ -29,14 +28,14 @@ class Neumann(LinearSolver):
 
     def run(self, system: System) -> Tensor:
         x, r = system.start()
-        size = row_norm(r)
+        size = system.norm(r)
         system.record(size)
         best, lowest = x, torch.where(system.over(size), -inf, size)  # -inf: finished
         previous_lowest, recent = size, []
         while system.left and not (system.checks and system.every(lowest == -inf)):
             x = r if r is system.b else x + r  # the first sum of a zero start is b itself
             r = system.b - system.product(x)
-            size = row_norm(r)
+            size = system.norm(r)
             system.record(size)
             better = size < lowest  # False for NaN
             best = torch.where(better[:, None], x, best)
@@ -50,7 +49,7 @@ class Neumann(LinearSolver):
                 recent_lowest = sizes.amin(0)
                 steady = (sizes.diff(dim=0) < 0).all(0) & (recent_lowest < previous_lowest)
                 idle = ~(recent_lowest < 0.9 * previous_lowest) & ~steady
-                stalled = idle & (lowest > -inf) & system.at_floor(recent_lowest, row_norm(x))
+                stalled = idle & (lowest > -inf) & system.at_floor(recent_lowest, system.norm(x))
                 system.stall(stalled)
                 lowest = torch.where(stalled, -inf, lowest)
                 previous_lowest = torch.fmin(previous_lowest, recent_lowest)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchdeq.autocast import AutocastState
-from torchdeq.numbers import row_norm
+from torchdeq.distributed.peers import ALONE, Peers
 from torchdeq.stats import SolverStat
 from torchdeq.stopping import StopRule, precision_floor
 from torchdeq.trace import Trace
@@ -39,6 +39,10 @@ class System:
     - `goal` (B,): residual norms at which systems are solved;
     - `checks`: whether the solve has a tolerance; if not, it must read nothing from the device;
     - `stop`: the stop rule; `products`: products so far; `left`: products that remain.
+
+    In a distributed program a row may continue in other processes, and all of them must make the
+    same products: norms and sums over rows come from `norm` and `total`, decisions from `every`,
+    `finished` and `any`.
     """
 
     def __init__(
@@ -52,17 +56,20 @@ class System:
         eps: float | None = None,
         first: Tensor | None = None,
         scale: Tensor | None = None,
+        peers: Peers = ALONE,
+        spans: bool = False,
     ) -> None:
         _check_inputs(b, x0, first)
+        self._peers, self._rows = peers, peers if spans else ALONE
         self._work_dtype, self._dtype = torch.promote_types(b.dtype, torch.float32), b.dtype
-        size = row_norm(b)
+        size = self.norm(b)
         self._invalid = ~size.isfinite()  # (B,)
         if x0 is not None:
-            self._invalid = self._invalid | ~row_norm(x0).isfinite()
+            self._invalid = self._invalid | ~self.norm(x0).isfinite()
         self.b, self.size = self._valid(b), torch.where(self._invalid, 0.0, size)
         self.x0 = None if x0 is None else self._valid(x0)
         self._first = None if first is None else self._valid(first)
-        self._start_norm = torch.zeros_like(size) if self.x0 is None else row_norm(self.x0)
+        self._start_norm = torch.zeros_like(size) if self.x0 is None else self.norm(self.x0)
         self.stop, self.products = stop, 0
         # (B,) divisors of residuals in comparisons and reports.
         self._scale = torch.full_like(size, stop.length(b.shape[1]))
@@ -87,6 +94,14 @@ class System:
         if stop.rtol is not None and stop.atol is not None:
             return torch.add(stop.rtol * self.size, stop.atol * self._scale)
         return stop.goal * (self.size if stop.mode == "rel" else self._scale)
+
+    def norm(self, rows: Tensor) -> Tensor:
+        """Return (B,) the norms of rows, (B, D)."""
+        return self._rows.norm(rows)
+
+    def total(self, sums: Tensor) -> Tensor:
+        """Return sums over whole rows, such as inner products, from the sums in this process."""
+        return self._rows.total(sums)
 
     @property
     def left(self) -> int:
@@ -151,7 +166,11 @@ class System:
         if not now and 0 < since < self.stop.interval:
             return False
         self._last_read = self.products
-        return bool(flags.all())
+        return not self.any(not bool(flags.all()))
+
+    def any(self, flag: bool) -> bool:
+        """Return whether a flag of the host is set, in any of the processes."""
+        return self._peers.any(flag)
 
     def record(self, residual: Tensor) -> None:
         """Record residual norms, (B,), after the products so far."""

@@ -7,16 +7,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from torchdeq._torch import tree_leaves
+from torchdeq.arnoldi import Krylov
 from torchdeq.autocast import AutocastState
 from torchdeq.checks import require_whole
 from torchdeq.packed import PackedFn
 from torchdeq.packing import Packing
 from torchdeq.pytree import State
-
-_TOLERANCE = 1e-6  # residual of a converged eigenpair, relative to its eigenvalue
 
 
 def jac_reg(f0: State, z0: State, vecs: int = 1, create_graph: bool = True) -> Tensor:
@@ -82,7 +80,12 @@ def power_method(f0: State, z0: State, n_iters: int = 100) -> Eigenpair:
 
 @torch.no_grad()
 def spectral_radius(
-    vjp: Callable[[Tensor], Tensor], z: Tensor, n_iters: int = 100, *, basis: int = 40
+    vjp: Callable[[Tensor], Tensor],
+    z: Tensor,
+    n_iters: int = 100,
+    *,
+    basis: int = 40,
+    any_process: Callable[[bool], bool] = bool,
 ) -> Eigenpair:
     r"""Return the largest modulus of an eigenvalue of each row's Jacobian, and its vector.
 
@@ -106,14 +109,19 @@ def spectral_radius(
         z: a (B, D) tensor with the dtype and device of the states; its values are not used.
         n_iters: the maximum number of products.
         basis: the number of basis vectors, at least 4.
+        any_process: returns whether a flag is set in any process of a distributed program whose
+            processes must make equally many products.
     """
     require_whole("n_iters, the number of products,", n_iters)
     require_whole("basis, the number of basis vectors,", basis, 4)
     dim = max(1, z.shape[1])
     size = dim if dim <= 2 * basis else basis  # a basis of the whole space needs no restart
-    krylov = _Krylov(vjp, z, min(size, n_iters))  # before autocast is suspended: `vjp` needs it
+    krylov = Krylov(vjp, z, min(size, n_iters))  # before autocast is suspended: `vjp` needs it
     with AutocastState(z.device).suspended():
-        return krylov.leading_pair(n_iters)
+        ritz = krylov.run(n_iters, any_process)
+        radius = ritz.values[:, 0].abs().to(z.device, krylov.V.dtype)
+        radius = torch.where(krylov.finite, radius, torch.nan)
+        return Eigenpair(krylov.leading_vector(ritz).to(z.dtype), radius)
 
 
 class _Linearisation:
@@ -150,119 +158,3 @@ class _Linearisation:
             )
         pairs = zip(products, self.inputs, strict=True)
         return [torch.zeros_like(z) if p is None else p for p, z in pairs]
-
-
-class _Ritz(NamedTuple):
-    """The eigenvalues of H (B, j), largest first, their vectors (B, j, j), and H (B, j + 1, j)."""
-
-    values: Tensor
-    vectors: Tensor
-    H: Tensor
-
-    def converged(self) -> bool:
-        """Return whether the leading pair of every sample has a small residual."""
-        residual = self.H[:, -1, -1] * self.vectors[:, -1, 0].abs()
-        return bool((residual <= _TOLERANCE * self.values[:, 0].abs()).all())
-
-
-class _Krylov:
-    """A batch of Krylov spaces with orthonormal bases `V` (slot, B, D).
-
-    The basis of an exhausted space is extended by zero vectors: they add eigenvalues 0, which are
-    never the largest. The small eigenproblems are solved on the CPU in double precision.
-    """
-
-    def __init__(self, vjp: Callable[[Tensor], Tensor], z: Tensor, size: int) -> None:
-        self._vjp, self._dtype, self._autocast = vjp, z.dtype, AutocastState(z.device)
-        dtype = torch.promote_types(z.dtype, torch.float32)
-        self.size, self.j = size, 0
-        self._eps = torch.finfo(dtype).eps
-        self.V = z.new_empty(size + 1, *z.shape, dtype=dtype)
-        self.V[0] = normalize(torch.randn(z.shape, dtype=dtype, device=z.device), eps=0.0)
-        self.H = z.new_zeros(len(z), size + 1, size, dtype=dtype)
-        self.finite = z.new_ones(len(z), dtype=torch.bool)
-
-    def leading_pair(self, n_iters: int) -> Eigenpair:
-        """Return the leading pairs, after at most `n_iters` products."""
-        dim = max(1, self.V.shape[2])
-        for k in range(1, n_iters + 1):
-            self.grow()
-            last = k == n_iters or self.j == dim
-            if last or self.check_due:
-                ritz = self.ritz()
-                if last or ritz.converged():
-                    break
-                if self.full:
-                    self.compress(ritz)
-        radius = ritz.values[:, 0].abs().to(self.V.device, self.V.dtype)
-        radius = torch.where(self.finite, radius, torch.nan)
-        return Eigenpair(self._vector(ritz.vectors).to(self._dtype), radius)
-
-    @property
-    def full(self) -> bool:
-        """Return whether the basis has no room for another vector."""
-        return self.j == self.size
-
-    @property
-    def check_due(self) -> bool:
-        """Return whether to compute eigenvalues now; they cost as much as several products."""
-        return self.j in (8, 16, 40) or self.full
-
-    def grow(self) -> None:
-        """Add a basis vector: one product, orthogonalised twice."""
-        j = self.j
-        with self._autocast.restored():
-            w = self._vjp(self.V[j].to(self._dtype)).to(self.V.dtype)
-        before = torch.linalg.vector_norm(w, dim=1)
-        self.finite &= before.isfinite()
-        w = torch.where(self.finite[:, None], w, 0.0).unsqueeze(1)  # (B, 1, D)
-        V = self.V[: j + 1].transpose(0, 1)  # (B, j + 1, D)
-        for _ in range(2):
-            c = torch.bmm(w, V.mT)
-            w = torch.baddbmm(w, c, V, alpha=-1)
-            self.H[:, : j + 1, j] += c.squeeze(1)
-        length = torch.linalg.vector_norm(w, dim=2)  # (B, 1)
-        # If only rounding is left, the space is exhausted.
-        length = torch.where(length > 10 * self._eps * before[:, None], length, 0.0)
-        self.H[:, j + 1, j] = length.squeeze(1)
-        self.V[j + 1] = w.squeeze(1) / torch.where(length > 0, length, torch.inf)
-        self.j = j + 1
-
-    def ritz(self) -> _Ritz:
-        """Return the eigenvalues and eigenvectors of H, largest eigenvalues first."""
-        H = self.H[:, : self.j + 1, : self.j].to("cpu", torch.float64, copy=True)
-        values, vectors = torch.linalg.eig(H[:, : self.j])
-        # A stable sort keeps conjugate pairs together, the positive imaginary part first.
-        order = values.abs().sort(dim=1, descending=True, stable=True).indices
-        vectors = vectors.gather(2, order[:, None].expand_as(vectors))
-        return _Ritz(values.gather(1, order), vectors, H)
-
-    def compress(self, ritz: _Ritz) -> None:
-        r"""Keep the leading invariant subspace: $J^\top (V Q) = (V Q) S + h v b^\top$, exactly."""
-        values, vectors, H = ritz
-        p = max(2, 3 * self.size // 10)
-        lead = values[:, None, :p]
-        span = torch.where(lead.imag < 0, vectors[:, :, :p].imag, vectors[:, :, :p].real)
-        Q = torch.linalg.qr(span).Q  # (B, size, p)
-        half = lead[:, :, -1:].imag > 0  # the last vector is one half of a conjugate pair
-        Q[:, :, -1:] = torch.where(half, 0.0, Q[:, :, -1:])
-        S = Q.mT @ H[:, :-1] @ Q
-        # Eigenvectors that (nearly) coincide do not span the subspace: restart from the first.
-        drift = torch.linalg.matrix_norm(H[:, :-1] @ Q - Q @ S)
-        sound = (drift <= 1e-8 * torch.linalg.matrix_norm(H[:, :-1]))[:, None, None]
-        Q, S = torch.where(sound, Q, 0.0), torch.where(sound, S, 0.0)
-        subspace, vector = self._combine(Q), self._vector(vectors)
-        self.V[p] = torch.where(sound[:, 0].to(self.V.device), self.V[self.size], vector)
-        self.V[:p] = subspace.transpose(0, 1)
-        self.H.zero_()
-        self.H[:, :p, :p] = S.to(self.H)
-        self.H[:, p, :p] = (H[:, -1, -1, None] * Q[:, -1]).to(self.H)
-        self.j = p
-
-    def _vector(self, vectors: Tensor) -> Tensor:
-        """Return (B, D) the real part of the leading Ritz vector, normalised."""
-        return normalize(self._combine(vectors[:, :, :1].real).squeeze(1), eps=self._eps)
-
-    def _combine(self, Q: Tensor) -> Tensor:
-        """Return (B, c, D) linear combinations of the basis, with coefficients (B, j, c)."""
-        return torch.bmm(Q.mT.to(self.V.device, self.V.dtype), self.V[: self.j].transpose(0, 1))

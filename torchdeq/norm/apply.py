@@ -10,10 +10,11 @@ from torch import nn
 
 from torchdeq.callers import stack_level
 from torchdeq.config import DEQConfig
+from torchdeq.distributed.sharding import units_inside
 from torchdeq.norm.base import NORMS, Norm
 from torchdeq.norm.options import read_options
 from torchdeq.norm.targets import as_tuple
-from torchdeq.tracing import untraced
+from torchdeq.tracing import graph_solver, untraced
 
 Filter = str | Sequence[str] | None
 
@@ -69,16 +70,31 @@ def reset_norm(model: nn.Module) -> None:
         ...     reset_norm(self)
         ...     return self.deq(lambda z: self.f(z, x), torch.zeros_like(x))
     """
+    if graph_solver() is not None:
+        return  # an export has computed the weights, which are constants of its graph
+    _check_shards(model)
     for module in model.modules():
-        norm = _find_norm(module)
+        norm = find_norm(module)
         if norm is not None:
             norm(module)
+
+
+def _check_shards(model: nn.Module) -> None:
+    """Raise if `fully_shard` owns normalised weights and may scatter them before they are used."""
+    for unit in units_inside(model.modules()):
+        if any(find_norm(module) is not None for module in unit.modules()):
+            raise RuntimeError(
+                f"the normalised weights in {type(unit).__name__} are sharded here, and a norm "
+                "needs whole weights until the backward pass ends: call reset_norm inside the "
+                "forward pass of the module on which fully_shard was called (or call fully_shard "
+                "on the module whose forward calls reset_norm)"
+            )
 
 
 def remove_norm(model: nn.Module) -> None:
     """Turn the normalised weights of `model` into ordinary parameters with the same values."""
     for module in list(model.modules()):
-        norm = _find_norm(module)
+        norm = find_norm(module)
         if norm is not None:
             norm.remove(module)
             del module._deq_norm
@@ -152,7 +168,7 @@ def _warn_no_target(model: nn.Module, norm_type: str) -> None:
     )
 
 
-def _find_norm(module: nn.Module) -> Any:
+def find_norm(module: nn.Module) -> Any:
     """Return the norm of a module or None; the norm of a program may be a submodule.
 
     `getattr` with a default is slow: a missing attribute costs an exception.
@@ -175,7 +191,7 @@ def _apply_to(
     norm_kwargs: dict[str, Any],
 ) -> None:
     """Normalise one module, or raise if it has another norm or other options already."""
-    norm = _find_norm(module)
+    norm = find_norm(module)
     if norm is None:
         module._deq_norm = norm_class.apply(module, deq_args=config, **norm_kwargs)
         return

@@ -267,10 +267,15 @@ def _before_loading(module: nn.Module, state: dict[str, Any], prefix: str, *_: A
 
 
 def _after_loading(module: nn.Module, keys: Any) -> None:
-    """Compute the weights from the loaded parameters."""
+    """Compute the weights from the loaded parameters.
+
+    Not from shards: `reset_norm` in the forward pass computes the weights from whole parameters.
+    """
     norm = _norm_of(module)
     for name, dim in norm.items():
-        norm._compute(module, name, dim, norm._parts(module, name))
+        parts = norm._parts(module, name)
+        if not any(hasattr(part, "to_local") for part in parts.values()):
+            norm._compute(module, name, dim, parts)
 
 
 def _norm_of(module: nn.Module) -> Norm:
