@@ -1,0 +1,200 @@
+"""From puzzles as users have them to answers: texts, files, and how sure an answer is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from deq_zoo.errors import ZooError
+from deq_zoo.output import Output
+from deq_zoo.predictions import Failure, OutFolder, Prediction
+from deq_zoo.reason.core import States
+from deq_zoo.reason.inference import Answer, find_answers, start_of
+from deq_zoo.reason.puzzles import Checked, Puzzle
+from deq_zoo.reason.reasoned import Reasoned
+from torchdeq.stream import StreamStatus
+
+if TYPE_CHECKING:
+    from deq_zoo.reason.model import Reasoner
+
+_LONGEST = 1 << 20  # bytes of a file of puzzles
+
+
+@dataclass(frozen=True)
+class SolvedPuzzle:
+    """A puzzle with the answer of a model.
+
+    Args:
+        question: lines of text.
+        answer: lines of text.
+        valid: whether the answer keeps the givens and obeys all rules.
+        right: whether it is the solution that the zoo's own solver has found; None if that solver
+            gave up, or found several.
+        head: the probability, by the halting head, that the answer is right.
+        residual: of the answer's state, relative; low for an answer that is settled.
+        evaluations: supervision steps of all attempts.
+        attempts: starts that were tried.
+    """
+
+    question: str
+    answer: str
+    valid: bool
+    right: bool | None
+    head: float
+    residual: float
+    evaluations: int
+    attempts: int = 1
+
+
+def describe(puzzle: Puzzle, checked: Checked, answer: Answer) -> SolvedPuzzle:
+    """Return an answer as users read it."""
+    tokens = tuple(answer.tokens.tolist())
+    right = tokens == checked.solutions[0] if len(checked.solutions) == 1 else None
+    return SolvedPuzzle(
+        puzzle.write(checked.tokens),
+        puzzle.write(tokens),
+        puzzle.obeys(checked.tokens, tokens),
+        right,
+        answer.head,
+        answer.residual,
+        answer.evaluations,
+        answer.attempts,
+    )
+
+
+def as_puzzle(x: Any, puzzle: Puzzle) -> Checked:
+    """Return one puzzle, checked: a text, a path of a text file, digits or tokens.
+
+    Raise `ZooError` for a puzzle that is impossible.
+    """
+    if isinstance(x, Path):
+        x = read_text(x)
+    if isinstance(x, str):
+        puzzles = puzzle.read(x)
+        if len(puzzles) != 1:
+            raise ZooError(f"expected one puzzle, got {len(puzzles)}")
+        return puzzle.check(puzzles[0])
+    tokens = x.flatten().tolist() if isinstance(x, Tensor) else [int(each) for each in x]
+    if len(tokens) != puzzle.side**2:
+        raise ZooError(f"a puzzle has {puzzle.side**2} cells, got {len(tokens)}")
+    if not isinstance(x, Tensor) and puzzle.kind == "sudoku":
+        tokens = [digit + 1 for digit in tokens]
+    allowed = range(1, puzzle.side + 2 if puzzle.kind == "sudoku" else 5)
+    for token in tokens:
+        if token not in allowed:
+            raise ZooError(
+                f"a puzzle has tokens from {allowed[0]} to {allowed[-1]}, got {token}; a list "
+                "holds the digits of a Sudoku, 0 for a blank cell, a tensor holds tokens"
+            )
+    return puzzle.check(tokens)
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file of puzzles; raise `ZooError` if it is none."""
+    try:
+        if path.stat().st_size > _LONGEST:
+            raise ZooError(f"{path} is no file of puzzles: it is larger than {_LONGEST} bytes")
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ZooError(f"{path} is no text file") from None
+    except OSError as error:
+        raise ZooError(f"cannot read {path}: {error}") from None
+
+
+def predict_files(
+    model: Reasoner, paths: Sequence[Path], out: OutFolder
+) -> Iterator[Prediction | Failure]:
+    """Yield the answers to all puzzles in text files; an impossible puzzle yields a `Failure`."""
+    puzzle = Puzzle(model.facts)
+    for path in paths:
+        try:
+            puzzles = puzzle.read(read_text(path))
+        except ZooError as error:
+            yield Failure(str(path), f"{path}: {error}")
+            continue
+        yield from _solve_all(model, puzzle, path, puzzles)
+
+
+def _solve_all(
+    model: Reasoner, puzzle: Puzzle, path: Path, puzzles: Sequence[tuple[int, ...]]
+) -> Iterator[Prediction | Failure]:
+    good: list[tuple[str, Checked]] = []
+    for number, tokens in enumerate(puzzles, start=1):
+        source = f"{path}:{number}" if len(puzzles) > 1 else str(path)
+        try:
+            good.append((source, puzzle.check(tokens)))
+        except ZooError as error:
+            yield Failure(source, f"{source}: {error}")
+    if not good:
+        return
+    batch = torch.tensor([checked.tokens for _, checked in good])
+    with torch.no_grad():
+        answers = list(find_answers(model.eval(), batch, model.search))
+    for (source, checked), answer in zip(good, answers, strict=True):
+        found = describe(puzzle, checked, answer)
+        text = f"{source}: {sentence(found, checked)}\n{found.answer}"
+        data = {
+            "question": found.question,
+            "answer": found.answer,
+            "valid": found.valid,
+            "right": found.right,
+            "head": found.head,
+            "residual": found.residual if isfinite(found.residual) else None,
+            "evaluations": found.evaluations,
+            "attempts": found.attempts,
+            "settled": answer.settled,
+        }
+        yield Prediction(source, text, data)
+
+
+def sentence(found: SolvedPuzzle, checked: Checked) -> str:
+    """Return what is known about an answer, for people."""
+    verdict = "solved" if found.valid else "not solved: the answer breaks the rules"
+    notes = [
+        f"{100 * found.head:.1f} % sure by its halting head",
+        f"residual {found.residual:.1e}",
+        f"{found.evaluations} evaluations",
+    ]
+    if found.attempts > 1:
+        notes.append(f"{found.attempts} attempts")
+    if checked.ambiguous:
+        notes.append("the puzzle has more than one solution")
+    if not checked.solutions:
+        notes.append("too hard for the zoo's own solver, so that nothing else has checked it")
+    return f"{verdict} ({', '.join(notes)})"
+
+
+def solve_one(
+    model: Reasoner, x: Any, z0: States | None, call: dict[str, Any]
+) -> Output[SolvedPuzzle, States]:
+    """Return the answer to one puzzle, its states, and statistics of the best attempt's solve."""
+    puzzle = Puzzle(model.facts)
+    checked = as_puzzle(x, puzzle)
+    tokens, search = torch.tensor([checked.tokens], device=model.device), model.search
+    more = search.restarts if z0 is None and model.net.kind == "eqr" else 0
+    tried: list[tuple[float, Reasoned]] = []
+    for attempt in range(1 + more):
+        start = start_of(model, search, 0, attempt) if z0 is None else z0
+        out = model(tokens, start, **call)
+        tried.append((float(out.stats["rel_lowest"][0]), out))
+        if not bool(out.stats.failed.any()):
+            break
+    # NaN and infinity are never the lowest.
+    residual, best = min(tried, key=lambda pair: pair[0] if isfinite(pair[0]) else inf)
+    assert best.q is not None
+    assert best.stats is not None
+    answer = Answer(
+        best.prediction[0].argmax(-1).cpu(),
+        StreamStatus(int(best.stats.status[0])),
+        residual,
+        float(best.q[0, 0].sigmoid()),
+        sum(out.stats.nfe for _, out in tried if out.stats is not None),
+        len(tried),
+    )
+    return Output([describe(puzzle, checked, answer)], best.state, best.stats)

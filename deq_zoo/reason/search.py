@@ -1,0 +1,37 @@
+"""How a trained reasoner spends evaluations: halting, restarts, and the choice between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from deq_zoo.checks import check_fields
+
+Halt = Literal["residual", "head", "both"]
+Choice = Literal["residual", "vote"]
+
+
+@dataclass(frozen=True)
+class Search:
+    """Options of inference; solver, tolerance and budget of an attempt are those of the DEQ.
+
+    Args:
+        halt: what ends an attempt: the residual meets the tolerance, the halting head says so, or
+            both at once.
+        restarts: further attempts from new random starts, for puzzles that have not converged.
+        choose: the answer if no attempt converged: that of the lowest residual, or the most
+            frequent one.
+        slots: puzzles that are solved at the same time, where one that has ended makes room for the
+            next.
+        seed: of the starts.
+    """
+
+    halt: Halt = "residual"
+    restarts: int = 0
+    choose: Choice = "residual"
+    slots: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self, 0, "restarts", "seed")
+        check_fields(self, 1, "slots")

@@ -1,0 +1,174 @@
+"""Halting, restarts and the choice among attempts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from deq_zoo.errors import ZooError
+from deq_zoo.reason.choice import (
+    convergence_scores,
+    pass_rate,
+    selection_metrics,
+    vote,
+)
+from deq_zoo.reason.evaluation import ranking
+from deq_zoo.reason.inference import find_answers, start_of
+from deq_zoo.reason.model import Reasoner
+from deq_zoo.reason.search import Search
+from tests.golden import assert_matches, load_facts, load_tensors, select
+from tests.zoo.reason.nets import SETTLING, make_model, make_tokens, noisy
+from torchdeq.stream import StreamStatus
+
+
+def with_head(model: Reasoner, logit: float) -> Reasoner:
+    """Give a model a halting head that always says the same."""
+    with torch.no_grad():
+        model.core.q_head.weight.zero_()
+        assert model.core.q_head.bias is not None
+        model.core.q_head.bias.fill_(logit)
+    return model.eval()
+
+
+@torch.no_grad()
+def test_a_stream_gives_each_puzzle_the_answer_of_a_solve_of_its_own() -> None:
+    model, tokens = make_model().eval(), make_tokens(7)
+    search = Search(slots=3)
+    answers = list(find_answers(model, tokens, search))
+    for place, answer in enumerate(answers):
+        alone = model(tokens[place : place + 1], start_of(model, search, place, 0))
+        assert torch.equal(answer.tokens, alone.prediction[0].argmax(-1))
+        assert answer.status is StreamStatus.CONVERGED
+        assert answer.evaluations == int(alone.stats["nstep"][0])
+        assert answer.residual <= 1e-9
+        assert answer.attempts == 1
+        assert answer.settled
+
+
+@torch.no_grad()
+def test_the_head_ends_an_attempt_and_both_need_the_residual_too() -> None:
+    tokens, sure = make_tokens(4), with_head(make_model(), 5.0)
+    by_head = list(find_answers(sure, tokens, Search(halt="head")))
+    assert [answer.evaluations for answer in by_head] == [1] * 4
+    assert by_head[0].status is StreamStatus.HALTED
+    assert by_head[0].head == pytest.approx(0.9933, abs=1e-3)
+    by_residual = list(find_answers(sure, tokens, Search()))
+    by_both = list(find_answers(sure, tokens, Search(halt="both")))
+    for one, two in zip(by_residual, by_both, strict=True):
+        assert two.status is StreamStatus.HALTED
+        assert two.evaluations == one.evaluations
+    unsure = with_head(make_model(deq={"eval_f_max_iter": 9}), -5.0)
+    late = list(find_answers(unsure, tokens, Search(halt="both")))
+    assert {(answer.evaluations, answer.status) for answer in late} == {(9, StreamStatus.MAX_ITER)}
+
+
+@torch.no_grad()
+def test_only_puzzles_that_have_not_converged_are_tried_again() -> None:
+    model, tokens = make_model(), make_tokens(6)
+    model.eval()
+    steps = sorted(answer.evaluations for answer in find_answers(model, tokens, Search()))
+    budget = steps[2]  # three of six puzzles converge in time, or more if some are equal
+    short = make_model(deq={"eval_f_max_iter": budget}).eval()
+    first = list(find_answers(short, tokens, Search()))
+    again = list(find_answers(short, tokens, Search(restarts=2)))
+    assert any(answer.settled for answer in first)
+    for one, more in zip(first, again, strict=True):
+        if one.settled:
+            assert (more.attempts, more.evaluations) == (1, one.evaluations)
+        else:
+            assert more.attempts > 1
+            assert more.residual <= one.residual
+    twice = list(find_answers(short, tokens, Search(restarts=2)))
+    assert [answer.evaluations for answer in twice] == [answer.evaluations for answer in again]
+
+
+@torch.no_grad()
+def test_the_most_frequent_answer_wins_if_no_attempt_converges() -> None:
+    model, tokens = make_model(deq={"eval_f_max_iter": 1}).eval(), make_tokens(2)
+    search = Search(restarts=6, choose="vote")
+    for place, answer in enumerate(find_answers(model, tokens, search)):
+        assert answer.attempts == 7
+        row = tokens[place : place + 1]
+        solves = [model(row, start_of(model, search, place, k)) for k in range(7)]
+        votes = Counter(tuple(out.prediction[0].argmax(-1).tolist()) for out in solves)
+        assert votes[tuple(answer.tokens.tolist())] == max(votes.values())
+
+
+@torch.no_grad()
+def test_noise_is_frozen_for_each_puzzle_of_a_stream() -> None:
+    model, tokens = make_model(noisy(0.3), solve_noise="frozen").eval(), make_tokens(3)
+    one, two = (list(find_answers(model, tokens, Search(slots=k))) for k in (1, 3))
+    assert all(answer.status is StreamStatus.CONVERGED for answer in one)
+    for a, b in zip(one, two, strict=True):
+        assert torch.equal(a.tokens, b.tokens)
+        assert a.evaluations == b.evaluations
+
+
+def test_searches_that_cannot_work_are_errors() -> None:
+    tokens = make_tokens(1)
+    trm = make_model(replace(SETTLING, kind="trm")).eval()
+    with pytest.raises(ZooError, match="random starts"):
+        next(find_answers(trm, tokens, Search(restarts=1)))
+    newton = make_model(deq={"f_solver": "newton_krylov"}).eval()
+    with pytest.raises(ZooError, match="come and go"):
+        next(find_answers(newton, tokens, Search()))
+    absolute = make_model(deq={"f_stop_mode": "abs"}).eval()
+    with pytest.raises(ZooError, match="relative tolerance"):
+        next(find_answers(absolute, tokens, Search(halt="both")))
+    with pytest.raises(ValueError, match="slots"):
+        Search(slots=0)
+    with pytest.raises(ValueError, match="restarts"):
+        Search(restarts=-1)
+
+
+IO = select(load_tensors("reason", "common_io"), "select/")
+
+
+def test_golden_choice_among_restarts_is_reproduced() -> None:
+    logits, labels = IO["logits"], IO["labels"].long()
+    scores = convergence_scores(logits, 3).view(2, 3)
+    assert_matches(scores, IO["scores"])
+    assert scores.argsort(dim=1).tolist() == IO["order"].tolist()
+    answers = logits[-1].argmax(-1).view(2, 3, -1)
+    best = answers[torch.arange(2), scores.argmin(1)]
+    assert best.tolist() == IO["top1_prediction"].tolist()
+    metrics = selection_metrics(scores, answers, labels, -100, 2)
+    published: dict[str, Any] = load_facts("reason")["common"]["selection_metrics"]
+    names = {
+        "one": "different_init/avg_pass_rate",
+        "any": "different_init/any_correct",
+        "vote": "majority_vote/exact_accuracy",
+        "vote_cells": "majority_vote/accuracy",
+        "pass@1": "different_init/pass@1",
+        "pass@2": "different_init/pass@2",
+        "top1": "convergence_top_k/cumulative_exact_acc_top1",
+        "top2": "convergence_top_k/cumulative_exact_acc_top2",
+        "top_any": "convergence_top_k/any_correct",
+        "top_score": "convergence_top_k/avg_convergence_score",
+    }
+    for ours, theirs in names.items():
+        assert metrics[ours] == pytest.approx(published[theirs], rel=1e-6), ours
+
+
+def test_padded_rows_do_not_count_as_solved() -> None:
+    scores, answers = torch.zeros(2, 1), torch.ones(2, 1, 3, dtype=torch.long)
+    labels = torch.tensor([[2, 2, 2], [-100, -100, -100]])
+    assert selection_metrics(scores, answers, labels, -100, 1)["one"] == 0.0
+
+
+def test_one_step_has_the_worst_score_and_equal_votes_go_to_the_first() -> None:
+    assert convergence_scores(torch.zeros(1, 2, 3, 4)).tolist() == [torch.inf] * 2
+    answers = torch.tensor([[[1, 2], [3, 4], [3, 4], [1, 2]]])
+    assert vote(answers).tolist() == [[1, 2]]
+    assert pass_rate(1, 4, 2) == pytest.approx(0.5)
+
+
+def test_residuals_rank_right_answers_before_wrong_ones() -> None:
+    residual = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    assert ranking(residual, torch.tensor([True, True, False, False])) == 1.0
+    assert ranking(residual, torch.tensor([True, False, True, False])) == 0.75
+    assert ranking(residual, torch.tensor([False] * 4)) == 0.5
