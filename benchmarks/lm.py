@@ -9,9 +9,7 @@ each for the same processor time, `nfe` measures loss and residual by evaluation
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
-import os
 import resource
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +23,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.lm_rivals import Explicit, Recomputing
+from benchmarks.storing import RESULTS, read, store_part
 from deq_zoo.lm.data import Streams
 from deq_zoo.lm.decode import Chunked, Incremental
 from deq_zoo.lm.model import DEQTransformer
@@ -34,7 +33,7 @@ from deq_zoo.lm.task import LanguageTask
 from deq_zoo.preset import Preset
 from deq_zoo.task import WHOLE
 
-RESULTS = Path(__file__).parent / "results" / "lm.json"
+FILE = RESULTS / "lm.json"
 MODELS = Path(".bench") / "lm"
 Row = dict[str, Any]
 
@@ -96,26 +95,22 @@ def main() -> None:
     torch.set_num_threads(1)
     size = SMALL if args.small else Size()
     for part in [args.only] if args.only else list(PARTS):
-        earlier = read_results().get(part, {})
+        earlier = read(FILE).get(part, {})
         done = earlier.get("rows", {}) if earlier.get("small") == args.small else {}
         for key, make in PARTS[part](size, args.data_dir):
             if key in done:
                 continue
+            resumed = bool(done)
             done[key] = make()
             row = "  ".join(f"{name} {_show(value)}" for name, value in done[key].items())
             print(f"{part}  {key}  {row}", flush=True)
-            write_results({**read_results(), part: {"small": args.small, "rows": done}})
+            rows = {"small": args.small, "rows": done}
+            store_part(FILE, part, rows, seeds_of(part, size), resumed=resumed)
 
 
-def read_results() -> dict[str, Any]:
-    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-
-
-def write_results(results: dict[str, Any]) -> None:
-    """Write under another name first: an interrupted run leaves the file whole."""
-    part = RESULTS.with_suffix(".part")
-    part.write_text(json.dumps(results, indent=1) + "\n")
-    os.replace(part, RESULTS)
+def seeds_of(part: str, size: Size) -> range:
+    """Return the seeds of a part: `decode` takes the models of the first."""
+    return range(1 if part == "decode" else size.seeds)
 
 
 def _show(value: Any) -> str:
@@ -244,6 +239,7 @@ def trained(name: str, task: LanguageTask, seed: int) -> DEQTransformer:
     if not file.exists():
         raise SystemExit(f"{file} is missing: run python -m benchmarks.lm --only compare first")
     model = task.build()
+    assert isinstance(model, DEQTransformer), "the designs of this comparison have one class"
     model.load_state_dict(load_file(file))
     return model.eval()
 

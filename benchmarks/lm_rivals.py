@@ -1,14 +1,19 @@
-"""Baselines of the DEQ transformer: a plain transformer, and decoding without a memory."""
+"""Baselines of the language models: plain transformers, and decoding without a memory."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from deq_zoo.lm import DEQTransformer, LMOutput, Memory
+from deq_zoo.lm import DEQTransformer, LMConfig, LMOutput, Memory
 from deq_zoo.lm.attention import Context, causal_mask, sinusoids
+from deq_zoo.lm.attractor.layers import Surroundings
+from deq_zoo.lm.attractor.model import Attractor
+from deq_zoo.lm.language_model import LanguageModel
 from torchdeq import SolverStat, reset_dropout, reset_norm
 
 
@@ -52,7 +57,7 @@ class Recomputing:
         model: in evaluation mode.
     """
 
-    def __init__(self, model: DEQTransformer) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         self.model = model
         self._text: Tensor | None = None
 
@@ -61,3 +66,28 @@ class Recomputing:
         """Add tokens (B, n) to the text; return log-probabilities (B, V) of the token after."""
         self._text = ids if self._text is None else torch.cat((self._text, ids), dim=1)
         return self.model.log_prob(self.model(self._text).z[:, -1:])[:, 0]
+
+
+class Plain(Attractor):
+    """The blocks of an attractor, all of them explicit: as many, and of the same width.
+
+    Args:
+        config: the shape of the attractor.
+        deq: options of the DEQ, without effect.
+    """
+
+    def __init__(self, config: LMConfig, deq: Any = None) -> None:
+        super().__init__(replace(config, backbone=config.backbone + config.blocks, blocks=1), deq)
+        self.core = nn.ModuleList()
+
+    def solve(
+        self,
+        c: Tensor,
+        around: Sequence[Surroundings],
+        kept: Tensor,
+        z0: Tensor | None = None,
+        **call: Any,
+    ) -> LMOutput:
+        return LMOutput(
+            predictions=[c], state=c.detach(), stats=SolverStat(), u=c, kept=kept, f=lambda z: z
+        )

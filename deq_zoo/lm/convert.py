@@ -1,6 +1,7 @@
-"""Weights of the authors' DEQ transformers, in and out.
+"""Weights of the authors' language models, in and out.
 
-Their tensors differ from ours in five ways:
+Those of attractors are in `attractor/convert.py`. The tensors of DEQ transformers differ from
+ours in five ways:
 
 - Tables and projections that input and output share are there twice.
 - With one table for all clusters (`shrink=1`), all biases of the softmax are one tensor, and the
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from deq_zoo.errors import CheckpointError
+from deq_zoo.lm.attractor import convert as attractor
 from deq_zoo.lm.config import LMConfig
 
 _NAMES = {  # theirs: ours
@@ -54,8 +56,11 @@ def from_authors(config: LMConfig, state: Mapping[str, Tensor]) -> dict[str, Ten
 
     Args:
         config: the shape of the model.
-        state: of their `deq-lm` for the redesigned design, of `deq-seq` for the original.
+        state: of their `deq-lm` for the redesigned design, of `deq-seq` for the original, of
+            `Attractor` for the attractor.
     """
+    if config.design == "attractor":
+        return attractor.from_authors(config, state)
     _check_design(config, state)
     weights: dict[str, Tensor] = {}
     for key, value in state.items():
@@ -81,6 +86,8 @@ def to_authors(config: LMConfig, state: Mapping[str, Tensor]) -> dict[str, Tenso
         config: the shape of the model.
         state: ours; the words of the vocabulary have no place in theirs.
     """
+    if config.design == "attractor":
+        return attractor.to_authors(config, state)
     if config.design == "convergent":
         raise CheckpointError("the convergent design is ours: the authors' programs lack its leak")
     theirs: dict[str, Tensor] = {}

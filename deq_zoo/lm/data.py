@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,10 +57,19 @@ def read_text(path: str | Path | None) -> str:
 
 def topics() -> str:
     """Return the reference of the Python language that Python includes, half a megabyte."""
+    return join_pages(topic_pages())
+
+
+def topic_pages() -> list[str]:
+    """Return the pages of that reference, in the order of their names."""
     from pydoc_data.topics import topics as pages  # type: ignore[import-not-found,unused-ignore]
 
-    text = "\n\n".join(pages[name] for name in sorted(pages))
-    return re.sub(r"\n{3,}", "\n\n", text)
+    return [re.sub(r"\n{3,}", "\n\n", pages[name]) for name in sorted(pages)]
+
+
+def join_pages(pages: Sequence[str]) -> str:
+    """Return pages as one text, with an empty line between two of them."""
+    return re.sub(r"\n{3,}", "\n\n", "\n\n".join(pages))
 
 
 def counting() -> str:
@@ -78,9 +87,8 @@ def split_text(text: str) -> dict[str, str]:
     return {"train": text[:cut], "val": text[cut : cut + part], "test": text[cut + part :]}
 
 
-def tokenised(text: str, pieces: int) -> Corpus:
-    """Return a text as bytes, or in `pieces` that are learnt from its training split."""
-    parts = split_text(text)
+def tokenised(parts: Mapping[str, str], pieces: int) -> Corpus:
+    """Return the splits of a text as bytes, or in `pieces` that the training split teaches."""
     tokenizer = Pieces.of(parts["train"], pieces) if pieces else Bytes()
     return Corpus(tokenizer.encode(parts["train"]), tokenizer.encode(parts["val"]), tokenizer)
 

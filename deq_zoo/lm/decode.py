@@ -2,45 +2,18 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-
 import torch
 from torch import Tensor
 
 from deq_zoo.checks import check_at_least
 from deq_zoo.lm.attention import Context, causal_mask, sinusoids
+from deq_zoo.lm.attractor.decode import AttractorDecoder
+from deq_zoo.lm.attractor.model import Attractor
+from deq_zoo.lm.decoder import Decoder
+from deq_zoo.lm.language_model import LanguageModel
 from deq_zoo.lm.memory import LMOutput, Memory
 from deq_zoo.lm.model import DEQTransformer
-from torchdeq import SolverStat, reset_norm
-
-
-class Decoder(ABC):
-    """A text that grows.
-
-    Args:
-        model: in evaluation mode.
-        span: how many earlier tokens the decoder remembers.
-
-    Attributes:
-        stats: statistics of the last solve.
-    """
-
-    def __init__(self, model: DEQTransformer, span: int) -> None:
-        if model.training:
-            raise ValueError("decoding needs model.eval(): dropout would change every answer")
-        check_at_least(1, span=span)
-        self.model, self.span = model, span
-        self.stats: SolverStat | None = None
-        reset_norm(model.func)
-
-    @property
-    def device(self) -> torch.device:
-        """Return the device of the model."""
-        return self.model.device
-
-    @abstractmethod
-    def feed(self, ids: Tensor) -> Tensor:
-        """Add tokens (B, n) to the text; return log-probabilities (B, V) of the token after."""
+from torchdeq import reset_norm
 
 
 class Incremental(Decoder):
@@ -58,10 +31,13 @@ class Incremental(Decoder):
             converge from there, it starts again at zeros; `stats.nfe` counts both solves.
     """
 
+    model: DEQTransformer
+
     def __init__(self, model: DEQTransformer, span: int, warm: bool = True) -> None:
         super().__init__(model, span)
         if not model.config.has_fixed_point:
             raise ValueError("the map of this model has no fixed point to solve for: use Chunked")
+        reset_norm(model.func)
         self.warm = warm
         self._past: list[tuple[Tensor, Tensor]] = []
         self._distances: list[Tensor] = []
@@ -69,14 +45,16 @@ class Incremental(Decoder):
         self._states: Tensor | None = None  # (B, n, D) the equilibria of these tokens
 
     @torch.no_grad()
-    def feed(self, ids: Tensor) -> Tensor:
-        *before, last = ids.split(self.span, dim=1)
-        for piece in before:
-            self._read(piece)
-        return self.model.log_prob(self._read(last))[:, 0]
+    def advance(self, ids: Tensor) -> Tensor:
+        return torch.cat([self._read(piece) for piece in ids.split(self.span, dim=1)], dim=1)
+
+    def select(self, rows: Tensor) -> None:
+        self._past = [(k[rows], v[rows]) for k, v in self._past]
+        self._ids = None if self._ids is None else self._ids[rows]
+        self._states = None if self._states is None else self._states[rows]
 
     def _read(self, ids: Tensor) -> Tensor:
-        """Add tokens to the text; return the state (B, 1, D) of the last one."""
+        """Add tokens to the text; return their states (B, n, D)."""
         u = self.model.inject(ids)
         z0, contexts = self._find_start(ids), self._contexts(u)
         out = self.model.solve(u, contexts, z0)
@@ -86,7 +64,7 @@ class Incremental(Decoder):
             out.stats.nfe += spent
         self._remember(ids, out)
         self.stats = out.stats
-        return out.z[:, -1:]
+        return out.z
 
     def _find_start(self, ids: Tensor) -> Tensor | None:
         """Return for each token its last state or zeros, (B, n, D); None if all tokens are new."""
@@ -133,7 +111,8 @@ class Chunked(Decoder):
     """A decoder that evaluates the current segment again for every token.
 
     For a map without a fixed point, the states after some steps depend on how the text is cut into
-    segments; this decoder cuts it as training and evaluation do.
+    segments; this decoder cuts it as training and evaluation do. So do unconverged states of the
+    attractor as published.
 
     Args:
         model: of any design.
@@ -141,7 +120,7 @@ class Chunked(Decoder):
         length: tokens of a segment.
     """
 
-    def __init__(self, model: DEQTransformer, span: int, length: int) -> None:
+    def __init__(self, model: LanguageModel, span: int, length: int) -> None:
         super().__init__(model, span)
         check_at_least(1, length=length)
         self.length = length
@@ -149,11 +128,13 @@ class Chunked(Decoder):
         self._segment: Tensor | None = None
 
     @torch.no_grad()
-    def feed(self, ids: Tensor) -> Tensor:
+    def advance(self, ids: Tensor) -> Tensor:
         left = ids if self._segment is None else torch.cat((self._segment, ids), dim=1)
+        states = []
         while True:
             segment, left = left[:, : self.length], left[:, self.length :]
             out: LMOutput = self.model(segment, memory=self._memory)
+            states.append(out.z)
             if segment.shape[1] == self.length:
                 past = self._memory or self.model.empty_memory(out.u)
                 self._memory = past.followed_by(out, self.span)
@@ -161,10 +142,15 @@ class Chunked(Decoder):
                 break
         self._segment = None if segment.shape[1] == self.length else segment
         self.stats = out.stats
-        return self.model.log_prob(out.z[:, -1:])[:, 0]
+        return torch.cat(states, dim=1)[:, -ids.shape[1] :]
+
+    def select(self, rows: Tensor) -> None:
+        self._segment = None if self._segment is None else self._segment[rows]
+        if self._memory is not None:
+            self._memory = Memory(*(t[rows] for t in self._memory))
 
 
-def make_decoder(model: DEQTransformer, span: int, length: int) -> Decoder:
+def make_decoder(model: LanguageModel, span: int, length: int) -> Decoder:
     """Return the fastest decoder with the probabilities that evaluation has.
 
     Args:
@@ -172,6 +158,8 @@ def make_decoder(model: DEQTransformer, span: int, length: int) -> Decoder:
         span: how many earlier tokens the decoder remembers.
         length: tokens of a segment.
     """
-    if model.config.has_fixed_point:
+    if isinstance(model, Attractor) and model.published is None:
+        return AttractorDecoder(model, span)
+    if isinstance(model, DEQTransformer) and model.config.has_fixed_point:
         return Incremental(model, span)
     return Chunked(model, span, length)

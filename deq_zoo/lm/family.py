@@ -4,7 +4,7 @@ from deq_zoo.family import Family
 
 FAMILY = Family(
     name="lm",
-    description="DEQ Transformer: language models whose hidden states are equilibria.",
+    description="DEQ Transformer and attractor: language models whose states are equilibria.",
     presets="deq_zoo.lm.presets",
     tasks=("deq_zoo.lm.task:LanguageTask",),
     packages=("tokenizers",),
@@ -12,4 +12,6 @@ FAMILY = Family(
     predicts="Text files; prints the perplexity of each, --out writes log-probabilities as JSON.",
     samples="Text that continues a prompt; prints it line by line, --out writes sample.txt.",
     converter="deq_zoo.lm.convert",
+    service="deq_zoo.lm.service",
+    pipeline_tag="text-generation",
 )

@@ -15,14 +15,14 @@ from torchdeq import SolverStat
 
 @dataclass(frozen=True, kw_only=True)
 class LMOutput(Output[Tensor, Tensor]):
-    """The output of a DEQ transformer for a segment.
+    """The output of a language model for a segment.
 
     `predictions` are hidden states (B, L, D) with their graphs: `model.nll` and `model.log_prob`
     decode them, since the probabilities of a whole vocabulary take much memory.
 
     Args:
         stats: statistics of the solve.
-        u: (B, L, 3D) the injection.
+        u: (B, L, 3D) the injection; of an attractor, (B, L, D) the output of its backbone.
         kept: (B, L, M) the part of the last state that a memory keeps, without a graph.
         f: the map of this solve, e.g. for regularisation.
     """
@@ -41,7 +41,9 @@ class LMOutput(Output[Tensor, Tensor]):
 class Memory(NamedTuple):
     """Earlier tokens without a graph: states (B, Lm, M) and injections (B, Lm, 3D).
 
-    M is D, or D times the number of blocks in the convergent design.
+    M is D, or D times the number of blocks in the convergent design. An attractor keeps the keys,
+    before their rotation, and values of all blocks, 2D numbers each, and the output (B, Lm, D) of
+    its backbone.
     """
 
     z: Tensor

@@ -9,13 +9,9 @@ from torch import Tensor, nn
 from deq_zoo.lm.adaptive import AdaptiveVocabulary
 from deq_zoo.lm.attention import Context, causal_mask, sinusoids
 from deq_zoo.lm.config import LMConfig
+from deq_zoo.lm.language_model import LanguageModel
 from deq_zoo.lm.layers import Stack, make_map
-from deq_zoo.lm.lexicon import Lexicon
 from deq_zoo.lm.memory import LMOutput, Memory
-from deq_zoo.lm.prediction import TextLike, TextScore, as_ids, segment_sizes
-from deq_zoo.lm.reading import score_text
-from deq_zoo.model import Model
-from deq_zoo.output import Output
 from torchdeq import (
     DEQConfig,
     VariationalDropout1d,
@@ -27,7 +23,7 @@ from torchdeq import (
 )
 
 
-class DEQTransformer(Model):
+class DEQTransformer(LanguageModel):
     r"""A language model whose hidden states solve, or iterate, one map of transformer blocks.
 
     $$z^\star = f(z^\star; u, z_\text{past}, u_\text{past}), \quad u = W_u e(x) + b_u, \quad
@@ -46,15 +42,15 @@ class DEQTransformer(Model):
     """
 
     def __init__(self, config: LMConfig, deq: Any = None) -> None:
-        super().__init__()
-        self.config, options = config, DEQConfig(deq)
-        c = config
+        super().__init__(config)
+        options, c = DEQConfig(deq), config
+        if c.design == "attractor":
+            raise ValueError("the design attractor has a class of its own: build Attractor")
         self.vocabulary = AdaptiveVocabulary(
             c.tokens, c.width, c.embed or c.width, c.cutoffs, c.shrink
         )
         self.injection = nn.Linear(c.width, 3 * c.width)
         self.func: Stack = make_map(c)
-        self.lexicon = Lexicon()
         self.embedding_drop = VariationalDropout1d(c.dropout)
         by_offset = c.position_dropout == "offsets"
         self.position_drop = (VariationalDropToken1d if by_offset else VariationalDropout1d)(
@@ -83,49 +79,6 @@ class DEQTransformer(Model):
         u = self.inject(ids)
         return self.solve(u, self.contexts(u, memory), z0, **call)
 
-    def predict(
-        self,
-        x: TextLike,
-        z0: Tensor | None = None,
-        *,
-        length: int | None = None,
-        memory: int | None = None,
-        **call: Any,
-    ) -> Output[TextScore, Tensor]:
-        """Return how likely a text is: the log-probability of each token, and the perplexity.
-
-        The model reads a long text in segments, with a memory of those before, as evaluation does.
-        A word that the vocabulary lacks counts as `<unk>`. The statistics have one row for each
-        segment.
-
-        Args:
-            x: a text (`str`), the path of a UTF-8 file (`pathlib.Path`), or token ids.
-            z0: (1, N - 1, D) states to start from, e.g. `state` of an earlier output for the text.
-            length: tokens of a segment; by default those of training.
-            memory: tokens that the model remembers; by default those of its evaluation.
-            **call: options of each call of the DEQ, e.g. `f_max_iter=24`.
-        """
-        return super().predict(x, z0, length=length, memory=memory, **call)
-
-    def _predict(
-        self,
-        x: TextLike,
-        z0: Tensor | None,
-        *,
-        length: int | None = None,
-        memory: int | None = None,
-        **call: Any,
-    ) -> Output[TextScore, Tensor]:
-        ids, unknown = as_ids(x, self.lexicon, self.config.tokens)
-        sizes = segment_sizes(self.facts, length, memory)
-        log_probs, state, stats = score_text(self, ids, sizes, z0, **call)
-        return Output([TextScore(ids, log_probs, unknown)], state, stats)
-
-    @property
-    def has_tolerance(self) -> bool:
-        """Return whether a solve in evaluation stops at a tolerance, and can miss it."""
-        return bool(self.deq.config.f_stop.goal)
-
     def inject(self, ids: Tensor) -> Tensor:
         """Return the injection (B, L, 3D) of tokens (B, L)."""
         u: Tensor = self.injection(self.embedding_drop(self.vocabulary.embed(ids)))
@@ -143,14 +96,19 @@ class DEQTransformer(Model):
             **call: options of this call of the DEQ.
         """
 
-        def f(z: Tensor) -> Tensor:
-            out: Tensor = self.func(z, contexts)
+        def f(z: Tensor, *own: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+            given = contexts
+            if own:
+                given = [Context(*t, c.r, c.mask) for t, c in zip(own, contexts, strict=True)]
+            out: Tensor = self.func(z, given)
             return out
 
         if z0 is None:
             z0 = u.new_zeros(*u.shape[:2], self.config.width, dtype=self.injection.weight.dtype)
         if not self.config.has_fixed_point:  # residuals say nothing about which state is best
             call["solver_kwargs"] = {**(call.get("solver_kwargs") or {}), "return_final": True}
+        if call.get("compact"):  # streams leave with their injection, keys and values
+            call["args"] = tuple(tuple(context[:3]) for context in contexts)
         states, stats = self.deq(f, z0, **call)
         z = states[-1].detach()
         kept = self.func.remember(z, contexts)
@@ -160,8 +118,9 @@ class DEQTransformer(Model):
         """Return everything besides the state that each block needs."""
         memory = self.empty_memory(u) if memory is None else memory
         past, length = memory.z.shape[1], u.shape[1]
-        if len(memory.z) != len(u):
-            raise ValueError(f"the memory is of {len(memory.z)} streams, the tokens of {len(u)}")
+        streams = u.shape[0]  # not len(u): that fixes the batch of an exported program
+        if memory.z.shape[0] != streams:
+            raise ValueError(f"the memory is of {len(memory.z)} streams, the tokens of {streams}")
         positions = sinusoids(past + length, self.config.width, like=memory.z)
         positions = self.position_drop(positions[None])[0]
         mask = causal_mask(length, past, self.config.window, like=u)
@@ -178,8 +137,9 @@ class DEQTransformer(Model):
     def empty_memory(self, like: Tensor) -> Memory:
         """Return the memory at the beginning of a text, for a batch of the size of `like`."""
         width, dtype = self.config.width, self.injection.weight.dtype
-        z = like.new_zeros(len(like), 0, self.func.memory_states * width, dtype=dtype)
-        return Memory(z, z.new_zeros(len(like), 0, 3 * width))
+        streams = like.shape[0]
+        z = like.new_zeros(streams, 0, self.func.memory_states * width, dtype=dtype)
+        return Memory(z, z.new_zeros(streams, 0, 3 * width))
 
     def nll(self, z: Tensor, target: Tensor) -> Tensor:
         """Return the negative log-likelihood (B, L) of the tokens that follow, in nats."""

@@ -102,7 +102,8 @@ def segment_sizes(facts: Mapping[str, Any], length: int | None, memory: int | No
             "the model does not know the sizes of its segments and its memory: pass length= and "
             "memory=, or load it from a run or a checkpoint by deq_zoo.load"
         )
-    check_at_least(1, length=length, memory=memory)
+    check_at_least(1, length=length)
+    check_at_least(0, memory=memory)
     return SegmentSizes(length, memory)
 
 

@@ -1,4 +1,4 @@
-"""The published DEQ transformers, the convergent one, and small models of each design."""
+"""The published language models, the convergent one, and small models of each design."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 from deq_zoo.lm.config import LMConfig
 from deq_zoo.lm.task import LanguageTask
-from deq_zoo.optim import Adam, Cosine, WarmCosine
+from deq_zoo.muon import Muon
+from deq_zoo.optim import Adam, Cosine, Trapezoid, WarmCosine
 from deq_zoo.preset import PRESETS, Preset, Target
 from torchdeq import DEQConfig
 
@@ -42,6 +43,26 @@ CONVERGENT = UNROLLED.with_options(
     f_stop_mode="rel",
 )
 AHEAD, CONSISTENCY = 6, 1.0
+#: Two steps with a gradient in training, after one without on average; a fixed point in evaluation.
+ATTRACTOR = DEQConfig(
+    f_max_iter=0,
+    grad=[2],
+    f_solver="anderson",
+    f_solver_kwargs={"m": 5},
+    eval_f_max_iter=40,
+    f_tol=1e-3,
+    f_stop_mode="rel",
+    on_failure="ignore",
+)
+#: The authors' training of the smaller attractors: their solver and their one-step gradient.
+ATTRACTOR_PUBLISHED = DEQConfig(
+    f_solver="anderson",
+    f_solver_kwargs={"m": 5, "tau": 1.0},
+    f_max_iter=64,
+    f_tol=3e-4,
+    f_stop_mode="rel",
+    on_failure="ignore",
+)
 
 _CUTOFFS = (20_000, 40_000, 200_000)
 _ORIGINAL = LMConfig(
@@ -71,6 +92,7 @@ SMALL_FINAL = LMConfig(
 )
 SMALL_ORIGINAL = replace(SMALL_FINAL, design="original", inner=1_102, blocks=1, init="uniform")
 SMALL_OURS = replace(SMALL_FINAL, design="convergent")
+SMALL_ATTRACTOR = replace(SMALL_FINAL, design="attractor", backbone=2, blocks=1)
 
 
 @PRESETS.register("lm-wt103-seq")
@@ -122,19 +144,73 @@ def lm_wt2_ours() -> Preset:
     return _wikitext2(SMALL_OURS, CONVERGENT, ahead=AHEAD, consistency=CONSISTENCY)
 
 
+@PRESETS.register("lm-wt2-attractor")
+def lm_wt2_attractor() -> Preset:
+    """A small attractor on WikiText-2: two explicit blocks, and one in equilibrium."""
+    return _wikitext2(SMALL_ATTRACTOR, ATTRACTOR, ahead=2, consistency=CONSISTENCY)
+
+
+@PRESETS.register("lm-fineweb-140m-attractor")
+def lm_fineweb_140m_attractor() -> Preset:
+    """The attractor of 134M parameters as published: --set task.file=FILE with FineWeb-Edu."""
+    net = LMConfig(
+        design="attractor", tokens=32_768, width=1024, heads=8, inner=4096, backbone=7, blocks=1,
+        dropout=0.0, gate_max=0.75, gate_start=0.75, input_rms=0.0, mixing="published",
+        min_evaluations=6,
+    )  # fmt: skip
+    return Preset(
+        task=LanguageTask(
+            net=net, deq=ATTRACTOR_PUBLISHED, data="file", pieces=32_768, batch=256, length=2048,
+            memory=0, eval_batch=8, eval_limit=16,
+        ),
+        optim=Muon(),
+        clip=1.0,
+        steps=21_362,
+        precision="bf16",
+        seed=42,
+        log_every=10,
+        eval_every=512,
+        save_every=512,
+        target=Target("perplexity", 18.30, "arXiv:2605.12466, Tab. 1, FineWeb-Edu validation"),
+    )  # fmt: skip
+
+
 @PRESETS.register("lm-file")
 def lm_file() -> Preset:
     """Any text file: --set task.file=FILE; bytes, or --set pieces=4000 --set net.tokens=4000."""
-    net = LMConfig(design="convergent", tokens=256, width=256, heads=8, inner=1024)
+    net = LMConfig(
+        design="attractor", tokens=256, width=256, heads=8, inner=1024, backbone=2, blocks=1
+    )
     return Preset(
         task=LanguageTask(
-            net=net, deq=CONVERGENT, data="file", batch=32, length=128, memory=128,
-            ahead=AHEAD, consistency=CONSISTENCY,
+            net=net, deq=ATTRACTOR, data="file", batch=32, length=128, memory=128,
+            ahead=2, consistency=CONSISTENCY,
         ),
         optim=Adam(lr=1e-3, schedule=Cosine(warmup=100, floor=0.05)),
         clip=0.5,
         steps=5_000,
         eval_every=500,
+        save_every=500,
+    )  # fmt: skip
+
+
+@PRESETS.register("lm-reference")
+def lm_reference() -> Preset:
+    """An attractor of 0.86M parameters on Python's reference and docstrings of its packages."""
+    net = LMConfig(
+        design="attractor", tokens=1024, width=128, heads=4, inner=448, backbone=3, blocks=1,
+        dropout=0.0,
+    )  # fmt: skip
+    return Preset(
+        task=LanguageTask(
+            net=net, deq=ATTRACTOR, data="reference", pieces=1024, batch=16, length=128,
+            memory=128, eval_batch=1, ahead=2, consistency=CONSISTENCY,
+        ),
+        optim=Adam(lr=2e-3, schedule=Trapezoid(cooldown=0.6, warmup=100)),
+        clip=0.5,
+        steps=12_000,
+        log_every=50,
+        eval_every=1_000,
         save_every=500,
     )  # fmt: skip
 
@@ -172,6 +248,19 @@ def lm_smoke() -> Preset:
         log_every=2,
         eval_every=6,
     )  # fmt: skip
+
+
+@PRESETS.register("lm-smoke-attractor")
+def lm_smoke_attractor() -> Preset:
+    """A tiny attractor learns to count, with Muon: seconds, for tests."""
+    net = LMConfig(
+        design="attractor", tokens=256, width=16, heads=2, inner=32, backbone=1, blocks=1,
+        dropout=0.0,
+    )  # fmt: skip
+    smoke = lm_smoke()
+    changes = {"net": net, "deq": ATTRACTOR, "ahead": 2, "ramp": 4, "consistency": CONSISTENCY}
+    task = replace(smoke.task, **changes)  # type: ignore[type-var]
+    return replace(smoke, task=task, optim=Muon(lr=1e-2, matrix_lr=1e-2))
 
 
 def _wikitext103(

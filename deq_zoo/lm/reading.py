@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from deq_zoo.compaction import Compaction
 from deq_zoo.lm.data import Streams
 from deq_zoo.lm.memory import LMOutput, Memory
 from deq_zoo.lm.prediction import SegmentSizes, perplexity
 from torchdeq import SolverStat
 
 if TYPE_CHECKING:
-    from deq_zoo.lm.model import DEQTransformer
+    from deq_zoo.lm.language_model import LanguageModel
 
 
 class ReadSegment(NamedTuple):
@@ -33,8 +34,9 @@ class Reading:
         **call: options of each call of the DEQ.
     """
 
-    def __init__(self, model: DEQTransformer, memory: int, **call: Any) -> None:
+    def __init__(self, model: LanguageModel, memory: int, **call: Any) -> None:
         self.model, self.most, self.call = model, memory, call
+        self._solve = Compaction(model)
         self.count = 0
         self._sum = torch.zeros((), dtype=torch.float64)
         self._memory: Memory | None = None
@@ -42,7 +44,8 @@ class Reading:
     def __call__(self, ids: Tensor, target: Tensor, z0: Tensor | None = None) -> ReadSegment:
         """Read a segment (S, L) and add the loss of `target`, the tokens after it."""
         device = self.model.device
-        out: LMOutput = self.model(ids.to(device), z0, memory=self._memory, **self.call)
+        out = self._solve(ids.to(device), z0, memory=self._memory, **self.call)
+        assert isinstance(out, LMOutput)
         nll = self.model.nll(out.z, target.to(device))
         past = self._memory or self.model.empty_memory(out.u)
         self._memory = past.followed_by(out, self.most)
@@ -62,7 +65,7 @@ class Reading:
 
 
 def score_text(
-    model: DEQTransformer, ids: Tensor, sizes: SegmentSizes, z0: Tensor | None, **call: Any
+    model: LanguageModel, ids: Tensor, sizes: SegmentSizes, z0: Tensor | None, **call: Any
 ) -> tuple[Tensor, Tensor, SolverStat]:
     """Return log-probabilities (N - 1,), states (1, N - 1, D) and statistics of a text.
 
@@ -120,7 +123,7 @@ class StepsCurve(NamedTuple):
 
 
 def steps_curve(
-    model: DEQTransformer,
+    model: LanguageModel,
     data: Streams,
     memory: int,
     steps: Sequence[int] = (2, 4, 6, 8, 12, 16, 24, 40),

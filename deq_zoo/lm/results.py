@@ -8,7 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from deq_zoo.lm.model import DEQTransformer
+from deq_zoo.lm.language_model import LanguageModel
 from deq_zoo.lm.prediction import TextScore
 from deq_zoo.lm.writing import Writing
 from deq_zoo.output import solve_data
@@ -23,7 +23,7 @@ def scores_name(path: Path) -> str:
     return f"{path.stem}.json"
 
 
-def score_file(model: DEQTransformer, path: Path, out: OutFolder) -> Prediction:
+def score_file(model: LanguageModel, path: Path, out: OutFolder) -> Prediction:
     """Return the perplexity of a text file; write its log-probabilities if the user asked.
 
     Args:
@@ -67,11 +67,12 @@ def _summary(score: TextScore) -> dict[str, Any]:
     }
 
 
-def _doubts(model: DEQTransformer, stats: SolverStat) -> str:
+def _doubts(model: LanguageModel, stats: SolverStat) -> str:
     """Return a warning if the solve of a segment did not reach its tolerance, else ""."""
     failed, total = int(stats.failed.sum()), len(stats.failed)
     if not failed or not model.config.has_fixed_point or not model.has_tolerance:
         return ""
-    which = "its solve" if total == 1 else f"the solves of {failed} of its {total} segments"
+    rows = "segments" if model.config.design != "attractor" else "tokens"
+    which = "its solve" if total == 1 else f"the solves of {failed} of its {total} {rows}"
     residual = float(stats["rel_lowest"].max())
     return f"{which} did not settle: relative residual {residual:.1e}"

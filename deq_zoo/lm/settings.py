@@ -28,6 +28,15 @@ def check_training(task: LanguageTask) -> None:
             f"ahead={task.ahead} draws the number of evaluations before the steps of the gradient, "
             "so f_max_iter and ift would have no effect: drop them, or set ahead=0"
         )
+    if task.ramp and not task.ahead:
+        raise ValueError(
+            f"ramp={task.ramp} is a rise to ahead, which is 0: set ahead, or drop ramp"
+        )
+    if task.consistency and task.net.mixing == "published":
+        raise ValueError(
+            "mixing=published has one state and no unrolled steps to compare: set consistency=0, "
+            "or mixing=positions"
+        )
     if deq.implicit and not deq.f_max_iter:
         raise ValueError("ift differentiates a solved state: set f_max_iter above 0")
     if bool(deq.jac_loss_weight or deq.jac_incremental) != bool(deq.jac_loss_freq):

@@ -14,19 +14,24 @@ from torch import Tensor
 
 from deq_zoo.checks import check_fields
 from deq_zoo.errors import DataError
+from deq_zoo.exportable import Exportable
 from deq_zoo.lm import data as corpora
+from deq_zoo.lm.build import build_model
 from deq_zoo.lm.config import LMConfig
 from deq_zoo.lm.convert import from_authors, to_authors
 from deq_zoo.lm.data import Corpus, Segment, Streams
 from deq_zoo.lm.decode import make_decoder
+from deq_zoo.lm.exporting import SegmentLength, make_export
+from deq_zoo.lm.language_model import LanguageModel
 from deq_zoo.lm.lexicon import Lexicon
 from deq_zoo.lm.loss import last_step
 from deq_zoo.lm.memory import LMOutput, Memory
-from deq_zoo.lm.model import DEQTransformer
 from deq_zoo.lm.reading import Reading, steps_curve
+from deq_zoo.lm.reference import reference_splits
 from deq_zoo.lm.results import SAMPLE, score_file, scores_name, stream_text
 from deq_zoo.lm.settings import check_data, check_training
 from deq_zoo.lm.tokens import Tokenizer, Words
+from deq_zoo.lm.vocabularies import find_vocabulary
 from deq_zoo.lm.writing import Sampling, Writing
 from deq_zoo.predictions import Failure, OutFolder, Prediction, predict_each
 from deq_zoo.record import SolverRecord
@@ -62,13 +67,13 @@ class LanguageTask(Task):
         net: the shape of the model.
         deq: options of the equilibrium and of the Jacobian's regularisation.
         data: wikitext (words, from `data_dir`), file (any text), topics (Python's own reference),
-            counting (for tests).
+            reference (topics and docstrings of installed packages), counting (for tests).
         data_dir: folder with the files of WikiText.
         file: the text of `data="file"`.
         pieces: byte-pair pieces of a text that is not WikiText; 0 takes bytes.
         batch: streams of training.
         length: tokens of a segment.
-        memory: tokens that the model remembers in training.
+        memory: tokens that the model remembers in training; 0 for none.
         eval_batch: streams of evaluation.
         eval_memory: tokens that the model remembers in evaluation; 0 means `memory`.
         eval_limit: segments of an evaluation; 0 means all.
@@ -76,14 +81,17 @@ class LanguageTask(Task):
             makes the steps converge.
         ahead: the largest number of evaluations without a gradient before those with one, drawn at
             random for each step, so that training covers states after more steps.
+        ramp: batches in which that largest number rises from 0 to `ahead`: few evaluations at
+            first, when states mean little; 0 begins with `ahead`.
     """
 
     score: ClassVar[Score] = Score("perplexity", higher_is_better=False)
     former_fields: ClassVar[Mapping[str, str | None]] = {"split": None}
+    shardwise: ClassVar[bool] = True  # `after_step` changes no weight
 
     net: LMConfig = field(default_factory=LMConfig)
     deq: DEQConfig = field(default_factory=DEQConfig)
-    data: Literal["wikitext", "file", "topics", "counting"] = "wikitext"
+    data: Literal["wikitext", "file", "topics", "reference", "counting"] = "wikitext"
     data_dir: str | None = None
     file: str | None = None
     pieces: int = 0
@@ -95,19 +103,23 @@ class LanguageTask(Task):
     eval_limit: int = 0
     consistency: float = 0.0
     ahead: int = 0
+    ramp: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fields(self, 1, "batch", "length", "memory", "eval_batch")
-        check_fields(self, 0, "pieces", "eval_memory", "eval_limit", "consistency", "ahead")
+        check_fields(self, 1, "batch", "length", "eval_batch")
+        counts = ("pieces", "memory", "eval_memory", "eval_limit", "ahead", "ramp")
+        check_fields(self, 0, "consistency", *counts)
 
     @property
     def uses(self) -> frozenset[str]:
         """Return the options that have an effect: a language model decodes one state of a solve.
 
-        The options of the backward solve need an implicit gradient.
+        The options of the backward solve need an implicit gradient. An attractor normalises no
+        weights.
         """
-        every = SOLVE | GRADIENT | NORM | JACOBIAN | {"core"}
+        every = SOLVE | GRADIENT | JACOBIAN | {"core"}
+        every |= NORM if self.net.design != "attractor" else frozenset()
         return every if self.deq.implicit else every - _BACKWARD_SOLVE
 
     @cached_property
@@ -117,7 +129,7 @@ class LanguageTask(Task):
         if self.data == "wikitext":
             corpus = corpora.wikitext(self.data_dir)
         else:
-            corpus = corpora.tokenised(self._text(), self.pieces)
+            corpus = corpora.tokenised(self._texts(), self.pieces)
         if corpus.tokenizer.size > self.net.tokens:
             raise DataError(
                 f"the text has {corpus.tokenizer.size} different tokens, the model "
@@ -126,10 +138,14 @@ class LanguageTask(Task):
         self._eval_streams(corpus.val)  # raises if the text is too short
         return corpus
 
-    def _text(self) -> str:
+    def _texts(self) -> Mapping[str, str]:
+        """Return the three splits of a text that is not WikiText."""
+        if self.data == "reference":
+            return reference_splits()
         if self.data == "file":
-            return corpora.read_text(self.file)
-        return corpora.topics() if self.data == "topics" else corpora.counting()
+            return corpora.split_text(corpora.read_text(self.file))
+        text = corpora.topics() if self.data == "topics" else corpora.counting()
+        return corpora.split_text(text)
 
     @property
     def train_set(self) -> Tensor:
@@ -162,12 +178,12 @@ class LanguageTask(Task):
     def _eval_memory(self) -> int:
         return self.eval_memory or self.memory
 
-    def build(self, facts: Mapping[str, Any] | None = None) -> DEQTransformer:
+    def build(self, facts: Mapping[str, Any] | None = None) -> LanguageModel:
         check_training(self)
         deq = self.deq
         if self.consistency:
             deq = deq.with_options(sup_loc=[deq.grad[0] - 1])
-        return DEQTransformer(self.net, deq)
+        return build_model(self.net, deq)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -180,7 +196,8 @@ class LanguageTask(Task):
         weight = self._jac_weight(step)
         if weight and float(torch.rand((), generator=rng)) >= self.deq.jac_loss_freq:
             weight = 0.0
-        ahead = int(torch.randint(self.ahead + 1, (), generator=rng)) if self.ahead else None
+        most = min(self.ahead, step * (self.ahead + 1) // self.ramp) if self.ramp else self.ahead
+        ahead = int(torch.randint(most + 1, (), generator=rng)) if self.ahead else None
         return Segment(ids, target, k == 0, weight, ahead)
 
     def _jac_weight(self, step: int) -> float:
@@ -196,7 +213,7 @@ class LanguageTask(Task):
         memory = None if segment.first or carry is None else Memory(*carry)
         call = {} if segment.ahead is None else {"f_max_iter": segment.ahead}
         out: LMOutput = model(segment.ids, memory=memory, **call)
-        inner: DEQTransformer = getattr(model, "module", model)  # without its wrapper
+        inner: LanguageModel = getattr(model, "module", model)  # without its wrapper
         nll = inner.nll(out.z, segment.target).mean()
         value, metrics = nll, {"nll": nll}
         if segment.jac_weight:
@@ -214,8 +231,15 @@ class LanguageTask(Task):
     def after_step(self, model: Any) -> None:
         model.lexicon.adopt(self.corpus.tokenizer)  # raises if a resumed run has another text
 
+    def split_carry(self, carries: Sequence[Any], shard: Shard) -> Memory:
+        """Return the memory of this process's streams, which are a block of all streams."""
+        z, u = (torch.cat(parts) for parts in zip(*carries, strict=True))
+        own = len(z) // shard.world
+        rows = slice(shard.rank * own, (shard.rank + 1) * own)
+        return Memory(z[rows], u[rows])
+
     def evaluate(self, model: Any, split: Split, thorough: bool = False) -> Evaluation:
-        tokenizer = self._find_vocabulary(model)
+        tokenizer = find_vocabulary(self, model)
         ids = self._encode_split(split, tokenizer)
         record, reading = SolverRecord(), Reading(model, self._eval_memory)
         for k, (data, target) in enumerate(self._eval_streams(ids).segments()):
@@ -236,25 +260,7 @@ class LanguageTask(Task):
         check_data(self)
         if self.data == "wikitext":
             return corpora.wikitext_split(self.data_dir, split, tokenizer)
-        return tokenizer.encode(corpora.split_text(self._text())[split])
-
-    def _find_vocabulary(self, model: DEQTransformer) -> Tokenizer:
-        """Return the tokenizer of a model; one without gets that of the training text.
-
-        Released weights come without. The model's own tokenizer wins over that of the data, since
-        the same words have other ids in the vocabulary of another text.
-        """
-        lexicon = model.lexicon
-        if lexicon.tokenizer is None and not (self.data == "wikitext" and self.data_dir is None):
-            tokenizer = self.corpus.tokenizer
-            if isinstance(tokenizer, Words) and tokenizer.size != self.net.tokens:
-                raise DataError(
-                    f"these weights came without their {self.net.tokens} words, and "
-                    f"{self.data_dir} has {tokenizer.size}: name the folder of the text they were "
-                    "trained with, or set model.lexicon.tokenizer"
-                )
-            lexicon.adopt(tokenizer)
-        return lexicon.require()
+        return tokenizer.encode(self._texts()[split])
 
     def from_authors(self, state: Weights) -> Converted:
         words = {"lexicon._extra_state": Lexicon().get_extra_state()}
@@ -268,8 +274,14 @@ class LanguageTask(Task):
     ) -> Iterator[Prediction | Failure]:
         if out.asked:
             out.check(scores_name(path) for path in paths)
-        self._find_vocabulary(model)
+        find_vocabulary(self, model)
         return predict_each(paths, lambda path: score_file(model, path, out))
+
+    def exporting(self) -> SegmentLength:
+        return SegmentLength()
+
+    def export(self, model: Any, options: SegmentLength) -> Exportable:
+        return make_export(model, options.length or self.length)
 
     def sampling(self) -> Sampling:
         return Sampling()
@@ -279,15 +291,16 @@ class LanguageTask(Task):
             out.check([SAMPLE])
         return stream_text(self._write(model, options), out)
 
-    def _write(self, model: DEQTransformer, options: Sampling) -> Writing:
-        tokenizer = self._find_vocabulary(model)
-        return Writing(make_decoder(model, self._eval_memory, self.length), tokenizer, options)
+    def _write(self, model: LanguageModel, options: Sampling) -> Writing:
+        tokenizer = find_vocabulary(self, model)
+        decoder = make_decoder(model, self._eval_memory or self.length, self.length)
+        return Writing(decoder, tokenizer, options)
 
     @torch.no_grad()
     def pictures(self, model: Any) -> list[Picture]:
         from deq_zoo.lm.pictures import first_words, loss_by_steps, page
 
-        tokenizer = self._find_vocabulary(model)
+        tokenizer = find_vocabulary(self, model)
         ids = self._encode_split("val", tokenizer)
         curve = steps_curve(model, self._eval_streams(ids), self._eval_memory)
         options = replace(_SHOWN, prompt=first_words(tokenizer.decode(ids[:60].tolist())))

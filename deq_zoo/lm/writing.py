@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from deq_zoo.checks import check_fields
-from deq_zoo.lm.decode import Decoder
+from deq_zoo.lm.decoder import Decoder
 from deq_zoo.lm.tokens import Tokenizer, Words
 
 

@@ -18,3 +18,8 @@ def predict_inputs(folder: Path) -> tuple[list[Path], list[Path]]:
 def python_input() -> Any:
     """Return an argument for `model.predict`."""
     return "100 101 102 103"
+
+
+def served_input() -> tuple[dict[str, Any], Any]:
+    """Return a request to a server, and the same for `model.predict`."""
+    return {"text": python_input()}, python_input()

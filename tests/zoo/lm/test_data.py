@@ -107,14 +107,14 @@ def test_a_text_is_held_out_in_two_parts(tmp_path: Path) -> None:
     parts = split_text(text)
     assert "".join(parts[split] for split in ("train", "val", "test")) == text
     (tmp_path / "a.txt").write_text(text)
-    corpus = tokenised(read_text(tmp_path / "a.txt"), 0)
+    corpus = tokenised(split_text(read_text(tmp_path / "a.txt")), 0)
     assert bytes(corpus.train.tolist()).decode() == parts["train"]
     assert bytes(corpus.val.tolist()).decode() == parts["val"]
     assert len(corpus.val) == len(parts["test"]) == 50
 
 
 def test_the_embedded_text_is_pythons_reference() -> None:
-    corpus = tokenised(topics(), 0)
+    corpus = tokenised(split_text(topics()), 0)
     assert len(corpus.train) > 300_000
     assert "assert" in corpus.tokenizer.decode(corpus.train[:2000].tolist())
 

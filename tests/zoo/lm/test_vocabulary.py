@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from deq_zoo.errors import DataError, ZooError
+from deq_zoo.lm.vocabularies import find_vocabulary
 from deq_zoo.lm.writing import Sampling
 from deq_zoo.predictions import Failure, OutFolder, Prediction
 from tests.zoo.lm.nets import make_config, measure
@@ -55,7 +56,7 @@ def test_a_text_of_pieces_is_read_in_those_of_the_model(tmp_path: Path) -> None:
         tasks.append(make_task(net=shape, data="file", file=str(file), pieces=300))
         assert tasks[-1].corpus.tokenizer.size > 256
     model = train(tasks[0], 2, lr=0.02).model
-    ids = tasks[1]._encode_split("val", tasks[1]._find_vocabulary(model)).tolist()
+    ids = tasks[1]._encode_split("val", find_vocabulary(tasks[1], model)).tolist()
     assert model.lexicon.require().decode(ids) in texts[1]
 
 

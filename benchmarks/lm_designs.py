@@ -1,0 +1,251 @@
+"""Is an equilibrium worth its price? Four language models at equal processor time.
+
+A plain transformer, the original DEQ, the convergent one and the attractor, with about 1 and about
+4 million parameters, on the words of WikiText-2. Models are chosen on the last 5 % of the training
+file; `valid` is scored once, at the end. `tune` chooses each design's learning rate, `compare`
+trains, `curve` measures loss by evaluations of f, `decode` counts tokens per second, and `ablate`
+takes parts of the attractor's training away. An interrupted part goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from math import exp
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.lm_contest import FOLDER, Row, contestants, evaluate, train, trained, with_rate
+from benchmarks.lm_rivals import Recomputing
+from benchmarks.storing import RESULTS, read, store_part
+from deq_zoo.lm.data import Streams
+from deq_zoo.lm.decode import make_decoder
+from deq_zoo.lm.reading import steps_curve
+from deq_zoo.lm.task import LanguageTask
+from deq_zoo.preset import Preset
+
+FILE = RESULTS / "lm_designs.json"
+RATES = (1e-3, 2e-3, 4e-3)
+DESIGNS = ("explicit", "original", "convergent", "attractor")
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of the benchmark; the names of its files begin with `prefix`."""
+
+    prefix: str = ""
+    seconds: float = 1200.0
+    tuning_seconds: float = 400.0
+    seeds: int = 2
+    millions: tuple[int, ...] = (1, 4)
+    segments: int = 24
+    steps: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 24, 40, 100)
+    context: int = 256
+    tokens: int = 48
+    rounds: int = 5
+
+
+SMALL = Size(
+    prefix="small-", seconds=3.0, tuning_seconds=1.5, seeds=1, millions=(1,), segments=1,
+    steps=(1, 8), context=16, tokens=4, rounds=2,
+)  # fmt: skip
+
+Job = tuple[str, Callable[..., Row], tuple[Any, ...]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=tuple(PARTS), help="one of the parts")
+    parser.add_argument("--data-dir", default=".", help="folder with WikiText-2, or one above it")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at the same time")
+    parser.add_argument("--small", action="store_true", help="a few minutes, to try it out")
+    args = parser.parse_args()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    size = SMALL if args.small else Size()
+    for part in [args.only] if args.only else list(PARTS):
+        # Peak memory belongs to a process, so each job has one of its own.
+        jobs = 1 if part == "decode" else args.jobs
+        pool = multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=1)
+        with pool:
+            earlier = read(FILE).get(part, {})
+            done = earlier.get("rows", {}) if earlier.get("small") == args.small else {}
+            left = [job for job in PARTS[part](size, args.data_dir) if job[0] not in done]
+            for key, row in pool.imap_unordered(_run, left):
+                resumed = bool(done)
+                done[key] = row
+                shown = "  ".join(f"{name} {_show(value)}" for name, value in row.items())
+                print(f"{part}  {key}  {shown}", flush=True)
+                rows, seeds = {"small": args.small, "rows": done}, seeds_of(part, size)
+                store_part(FILE, part, rows, seeds, resumed=resumed, threads=1)
+
+
+def _run(job: Job) -> tuple[str, Row]:
+    torch.set_num_threads(1)
+    key, make, arguments = job
+    return key, make(*arguments)
+
+
+def seeds_of(part: str, size: Size) -> range:
+    """Return the seeds of a part; `tune`, `decode` and `ablate` have one."""
+    return range(size.seeds if part in ("compare", "curve") else 1)
+
+
+def _show(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def tune(size: Size, data_dir: str) -> Iterator[Job]:
+    """Yield a short run of each design with each learning rate, at one million parameters."""
+    for name, preset in contestants(data_dir, 1, size.segments).items():
+        for rate in RATES:
+            changed = replace(preset, optim=with_rate(preset.optim, rate))
+            key = f"{name} {rate:g}"
+            yield (
+                key,
+                train,
+                (f"{size.prefix}tune-{name}-{rate:g}", changed, 0, size.tuning_seconds),
+            )
+
+
+def best_rate(name: str) -> float:
+    """Return the rate with which a design had the lowest held-out loss."""
+    rows = read(FILE).get("tune", {}).get("rows", {})
+    losses = {rate: rows[f"{name} {rate:g}"]["held_out_loss"] for rate in RATES
+              if f"{name} {rate:g}" in rows}  # fmt: skip
+    if len(losses) < len(RATES):
+        raise SystemExit(
+            "learning rates are missing: run python -m benchmarks.lm_designs --only tune"
+        )
+    return min(losses, key=lambda rate: losses[rate])
+
+
+def compare(size: Size, data_dir: str) -> Iterator[Job]:
+    """Yield a run of each design, size and seed, with its score on `valid`."""
+    for millions in size.millions:
+        for seed in range(size.seeds):
+            for name, preset in contestants(data_dir, millions, size.segments).items():
+                optim = with_rate(preset.optim, best_rate(name))
+                run = f"{size.prefix}{name}-{millions}m-{seed}"
+                arguments = (run, replace(preset, optim=optim), seed, size)
+                yield f"{name} {millions} {seed}", train_and_score, arguments
+
+
+def train_and_score(run: str, preset: Preset, seed: int, size: Size) -> Row:
+    """Train, and score `valid` once."""
+    row = train(run, preset, seed, size.seconds)
+    task = preset.task
+    assert isinstance(task, LanguageTask)
+    model = trained(run, task)
+    whole = replace(task, eval_limit=size.segments if size == SMALL else 0)
+    scored = evaluate(whole, model, "test")
+    return row | {
+        "rate": preset.optim.lr,
+        "loss": scored["loss"],
+        "perplexity": exp(scored["loss"]),
+        "valid_residual": scored["residual"],
+        "valid_evaluations": scored["evaluations"],
+    }
+
+
+def curve(size: Size, data_dir: str) -> Iterator[Job]:
+    """Yield held-out loss and residual of the trained equilibria by evaluations of f."""
+    for millions in size.millions:
+        for name in DESIGNS[1:]:
+            preset = contestants(data_dir, millions, size.segments)[name]
+            for seed in range(size.seeds):
+                arguments = (f"{size.prefix}{name}-{millions}m-{seed}", preset, size)
+                yield f"{name} {millions} {seed}", measure_curve, arguments
+
+
+@torch.no_grad()
+def measure_curve(run: str, preset: Preset, size: Size) -> Row:
+    """Return loss and residual of one model by evaluations of f."""
+    task = preset.task
+    assert isinstance(task, LanguageTask)
+    model = trained(run, task)
+    model.deq.f_tol = 0.0  # exactly so many evaluations
+    data = Streams.of(task.val_set, task.eval_batch, task.length)
+    found = steps_curve(model, data, task.memory, size.steps, min(8, size.segments))
+    return {"steps": found.steps, "loss": found.loss, "residual": found.residual}
+
+
+def decode(size: Size, data_dir: str) -> Iterator[Job]:
+    """Yield tokens per second after a context, with a cache and by recomputation."""
+    for millions in size.millions:
+        for name in DESIGNS:
+            preset = contestants(data_dir, millions, size.segments)[name]
+            for batch in (1, 16):
+                arguments = (f"{size.prefix}{name}-{millions}m-0", preset, batch, size)
+                yield f"{name} {millions} batch {batch}", measure_speed, arguments
+
+
+@torch.no_grad()
+def measure_speed(run: str, preset: Preset, batch: int, size: Size) -> Row:
+    """Return the median over interleaved rounds."""
+    task = preset.task
+    assert isinstance(task, LanguageTask)
+    model = trained(run, task)
+    total = size.context + size.tokens
+    text = task.val_set[: batch * total].view(batch, total)
+    ways: dict[str, Callable[[], Any]] = {
+        "cached": lambda: make_decoder(model, total, task.length),
+        "recomputed": lambda: Recomputing(model),
+    }
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    evaluations = list[int]()
+    for _ in range(size.rounds):
+        for way, make in ways.items():
+            decoder = make()
+            decoder.feed(text[:, : size.context])
+            began = time.process_time()
+            for k in range(size.context, total):
+                decoder.feed(text[:, k : k + 1])
+                if way == "cached":
+                    evaluations.append(decoder.stats.nfe)
+            seconds[way].append(time.process_time() - began)
+    row: Row = {
+        f"tokens_per_s {way}": batch * size.tokens / median(s) for way, s in seconds.items()
+    }
+    return row | {"context": size.context, "evaluations": sum(evaluations) / len(evaluations)}
+
+
+def ablate(size: Size, data_dir: str) -> Iterator[Job]:
+    """Yield short runs of the attractor without one part of its training each."""
+    preset = contestants(data_dir, 1, size.segments)["attractor"]
+    preset = replace(preset, optim=with_rate(preset.optim, best_rate("attractor")))
+    task = preset.task
+    assert isinstance(task, LanguageTask)
+    implicit = {"ift": True, "f_max_iter": 12, "grad": [1], "b_solver": "gmres", "b_tol": 1e-2}
+    as_published = replace(task.net, input_rms=0.0, gate_start=0.75)
+    variants: dict[str, LanguageTask] = {
+        "whole": task,
+        "one step": replace(task, deq=task.deq.with_options(grad=[1]), consistency=0.0),
+        "no residual loss": replace(task, consistency=0.0),
+        "fixed evaluations": replace(task, ahead=0),
+        "six steps": replace(task, deq=task.deq.with_options(grad=[6])),
+        "exact gradient": replace(
+            task, deq=task.deq.with_options(**implicit), ahead=0, ramp=0, consistency=0.0
+        ),
+        "published start": replace(task, net=as_published),
+    }
+    for name, changed in variants.items():
+        run = f"{size.prefix}ablate-{name.replace(' ', '-')}"
+        arguments = (run, replace(preset, task=changed), 0)
+        yield name, train, (*arguments, size.tuning_seconds)
+
+
+PARTS: dict[str, Callable[[Size, str], Iterator[Job]]] = {
+    "tune": tune,
+    "compare": compare,
+    "curve": curve,
+    "decode": decode,
+    "ablate": ablate,
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Decoding an attractor: one cache of keys and values at the equilibrium, for every block."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from deq_zoo.lm.attention import causal_mask
+from deq_zoo.lm.attractor.layers import Surroundings, rotate
+from deq_zoo.lm.attractor.model import Attractor
+from deq_zoo.lm.decoder import Decoder
+from deq_zoo.lm.memory import LMOutput
+
+Start = Literal["backbone", "shift"]
+
+
+class KeyCache:
+    """The rotated keys and the values of the latest tokens, in buffers that grow by doubling.
+
+    Args:
+        span: tokens to keep, at most.
+    """
+
+    def __init__(self, span: int) -> None:
+        self.span = span
+        self._buffer: Tensor | None = None  # (2, blocks, B, H, capacity, e)
+        self._first = self._end = 0
+
+    def __len__(self) -> int:
+        return self._end - self._first
+
+    def read(self) -> Tensor | None:
+        """Return keys and values (2, blocks, B, H, n, e), or None before the first token."""
+        return None if self._buffer is None else self._buffer[..., self._first : self._end, :]
+
+    def append(self, kv: Tensor) -> None:
+        """Add keys and values (2, blocks, B, H, n, e) of new tokens; forget the oldest ones."""
+        kv = kv[..., -self.span :, :]
+        keep = min(len(self), self.span - kv.shape[-2])
+        if self._buffer is None or self._end + kv.shape[-2] > self._buffer.shape[-2]:
+            self._move(keep, kv)
+        assert self._buffer is not None
+        self._buffer[..., self._end : self._end + kv.shape[-2], :] = kv
+        self._end += kv.shape[-2]
+        self._first = self._end - kv.shape[-2] - keep
+
+    def select(self, rows: Tensor) -> None:
+        """Keep some texts of the batch."""
+        if self._buffer is not None:
+            self._buffer = self._buffer[:, :, rows]
+
+    def _move(self, keep: int, kv: Tensor) -> None:
+        """Copy the latest `keep` tokens to the beginning of a buffer with room for more."""
+        new = kv.new_empty(*kv.shape[:-2], 2 * (keep + kv.shape[-2]), kv.shape[-1])
+        if self._buffer is not None:
+            new[..., :keep, :] = self._buffer[..., self._end - keep : self._end, :]
+        self._buffer, self._first, self._end = new, 0, keep
+
+
+class Proposal(NamedTuple):
+    """New tokens after the backbone.
+
+    Args:
+        c: (B, n, D) the output of the backbone.
+        kept: what the cache keeps of the backbone.
+        around: what each block needs besides the state.
+    """
+
+    c: Tensor
+    kept: Tensor
+    around: list[Surroundings]
+
+
+class AttractorDecoder(Decoder):
+    """A decoder that solves only for the new tokens: equilibria do not depend on later tokens.
+
+    The cache has keys and values of every block, as that of an explicit transformer with as many
+    blocks: those of the gated blocks at the equilibrium. Every sequence stops by itself. A text
+    that is longer than the span is read in pieces of that length.
+
+    Args:
+        model: of the design attractor, solved by positions.
+        span: how many earlier tokens the decoder remembers.
+        start: where the solve for a token starts: at the output of the `backbone`, or there plus
+            the `shift` that the token before had from its own.
+    """
+
+    model: Attractor
+
+    def __init__(self, model: Attractor, span: int, start: Start = "backbone") -> None:
+        super().__init__(model, span)
+        if model.published is not None:
+            raise ValueError(
+                "mixing=published solves whole sequences, so that its unconverged states depend on "
+                "later tokens: use Chunked, or mixing=positions"
+            )
+        self.start = start
+        self._cache, self._position = KeyCache(span), 0
+        self._shift: Tensor | None = None  # (B, 1, D) of the last token
+
+    @torch.no_grad()
+    def advance(self, ids: Tensor) -> Tensor:
+        return torch.cat([self._read(piece).z for piece in ids.split(self.span, dim=1)], dim=1)
+
+    def select(self, rows: Tensor) -> None:
+        self._cache.select(rows)
+        self._shift = None if self._shift is None else self._shift[rows]
+
+    def _read(self, ids: Tensor) -> LMOutput:
+        """Add tokens to the text; return their output."""
+        model, new = self.model, self.propose(ids)
+        shifted = self.start == "shift" and self._shift is not None
+        z0 = new.c + self._shift if shifted and self._shift is not None else None
+        out = model.solve(new.c, new.around[model.config.backbone :], new.kept, z0)
+        self._append(new, out.kept, out.state)
+        self.stats = out.stats
+        return out
+
+    def propose(self, ids: Tensor) -> Proposal:
+        """Return new tokens (B, n) after the backbone, without adding them to the text."""
+        x = self.model.embed(ids)
+        around = self._surroundings(x)
+        c, kept = self.model.run_backbone(x, around)
+        return Proposal(c, kept, around)
+
+    def accept(self, new: Proposal, z: Tensor) -> None:
+        """Add tokens to the text whose states (B, n, D) another program has solved for."""
+        around = new.around[self.model.config.backbone :]
+        kept = self.model.remember(z + new.c, around)
+        self._append(new, torch.cat((new.kept, kept), dim=2), z)
+
+    def core_cache(self) -> Tensor | None:
+        """Return keys and values (2, blocks, B, H, n, e) of the gated blocks."""
+        kv = self._cache.read()
+        return None if kv is None else kv[:, self.model.config.backbone :]
+
+    def _append(self, new: Proposal, kept: Tensor, z: Tensor) -> None:
+        heads, around = self.model.config.heads, new.around
+        by_block = kept.unflatten(2, (len(around), 2, heads, -1))
+        kv = by_block.permute(3, 2, 0, 4, 1, 5)  # (2, blocks, B, H, L, e)
+        k = rotate(kv[0], around[0].cos, around[0].sin)
+        self._cache.append(torch.stack((k, kv[1])))
+        self._position += z.shape[1]
+        self._shift = (z - new.c)[:, -1:]
+
+    def _surroundings(self, x: Tensor) -> list[Surroundings]:
+        """Return everything besides the state that each block needs."""
+        model, length = self.model, x.shape[1]
+        positions = torch.arange(self._position, self._position + length, device=x.device)
+        cos, sin = model.rotary(positions, like=x)
+        mask = causal_mask(length, len(self._cache), model.config.window, like=x)
+        kv = self._cache.read()
+        if kv is None:
+            return [each._replace(mask=mask) for each in model.surroundings(x)]
+        return [Surroundings(cos, sin, k, v, mask) for k, v in zip(*kv, strict=True)]

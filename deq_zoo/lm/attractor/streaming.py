@@ -1,0 +1,154 @@
+"""Many texts at once: each token is a sample of a stream, and leaves it when it has converged."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from deq_zoo.checks import check_at_least
+from deq_zoo.lm.attractor.decode import AttractorDecoder, Proposal
+from deq_zoo.lm.attractor.layers import Surroundings
+from deq_zoo.lm.attractor.model import Attractor
+from torchdeq.stream import Request, Stream
+
+
+class Written(NamedTuple):
+    """A text that is complete.
+
+    Args:
+        prompt: the number of its prompt.
+        ids: (N,) its tokens, the prompt first.
+        evaluations: of f for each new token, the first excepted.
+    """
+
+    prompt: int
+    ids: Tensor
+    evaluations: list[int]
+
+
+@dataclass
+class _Text:
+    """A text that grows."""
+
+    index: int
+    ids: list[int]
+    decoder: AttractorDecoder
+    evaluations: list[int] = field(default_factory=list)
+    new: Proposal | None = None  # the last token, whose state is to be found
+
+
+def most_likely(log_prob: Tensor) -> int:
+    """Return the likeliest token of log-probabilities (V,)."""
+    return int(log_prob.argmax())
+
+
+@torch.no_grad()
+def write_many(
+    model: Attractor,
+    prompts: Sequence[Tensor],
+    tokens: int,
+    *,
+    span: int,
+    slots: int = 16,
+    choose: Callable[[Tensor], int] = most_likely,
+) -> Iterator[Written]:
+    """Yield texts as they become complete; each goes on without waiting for the others.
+
+    The tokens of all texts are solved side by side. One that has converged leaves at once, and the
+    next token of any text takes its place. The texts are those that each prompt alone would give.
+
+    Args:
+        model: in evaluation mode.
+        prompts: (N,) tokens each, of any lengths.
+        tokens: how many to add to each.
+        span: how many earlier tokens a text remembers.
+        slots: tokens that are solved at the same time, at most.
+        choose: returns the next token for log-probabilities (V,).
+    """
+    check_at_least(1, tokens=tokens, slots=slots)
+    waiting = deque(_begin(model, k, p, span, choose) for k, p in enumerate(prompts))
+    for text in [text for text in waiting if tokens == 1]:
+        yield _written(text)
+    active = 0 if tokens == 1 else len(waiting)
+    while active:
+        # With no more slots than texts, a free slot means that a text is waiting.
+        stream = _open(model, min(slots, active))
+        in_work: dict[int, _Text] = {}
+        for result in stream.run(_requests(waiting, in_work, span)):
+            if result.error is not None:
+                raise result.error
+            text = in_work.pop(result.id)
+            text.evaluations.append(result.evaluations)
+            assert isinstance(result.z, Tensor)
+            assert text.new is not None
+            z = result.z.view(1, 1, -1)
+            text.decoder.accept(text.new, z)
+            _add_token(text, model.log_prob(z)[0, 0], choose)
+            if len(text.evaluations) + 1 < tokens:
+                waiting.append(text)
+            else:
+                active -= 1
+                yield _written(text)
+
+
+def _begin(
+    model: Attractor, index: int, prompt: Tensor, span: int, choose: Callable[[Tensor], int]
+) -> _Text:
+    """Return a text after its prompt, with its first new token."""
+    if prompt.dim() != 1 or not len(prompt):
+        raise ValueError(
+            f"a prompt is at least one token, of shape (tokens,), got {tuple(prompt.shape)}"
+        )
+    text = _Text(index, prompt.tolist(), AttractorDecoder(model, span))
+    _add_token(text, text.decoder.feed(prompt[None].to(model.device))[0], choose)
+    return text
+
+
+def _add_token(text: _Text, log_prob: Tensor, choose: Callable[[Tensor], int]) -> None:
+    text.ids.append(choose(log_prob))
+
+
+def _written(text: _Text) -> Written:
+    return Written(text.index, torch.tensor(text.ids), text.evaluations)
+
+
+def _requests(waiting: deque[_Text], in_work: dict[int, _Text], span: int) -> Iterator[Request]:
+    """Yield a request for the last token of each text that waits, as long as one does."""
+    while waiting:
+        text = waiting.popleft()
+        in_work[text.index] = text
+        device = text.decoder.device
+        text.new = text.decoder.propose(torch.tensor([text.ids[-1:]], device=device))
+        c = text.new.c[0, 0]
+        around = text.new.around[0]
+        kv = text.decoder.core_cache()
+        assert kv is not None, "a prompt comes first"
+        kv = kv[:, :, 0]  # (2, blocks, H, n, e)
+        free = span - kv.shape[3]
+        k, v = F.pad(kv, (0, 0, free, 0))
+        hidden = torch.zeros(span + 1, dtype=c.dtype, device=device)
+        window = text.decoder.model.config.window or span + 1
+        hidden[: max(free, span + 1 - window)] = -torch.inf
+        yield Request(c, (c, k, v, hidden, around.cos[0], around.sin[0]), id=text.index)
+
+
+def _open(model: Attractor, slots: int) -> Stream:
+    """Return a stream of single tokens, each with the keys and values of its own past."""
+
+    def f(
+        y: Tensor, c: Tensor, k: Tensor, v: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor
+    ) -> Tensor:
+        turn = cos[:, None, None], sin[:, None, None]  # (b, 1, 1, e)
+        mask = hidden[:, None, None]  # (b, 1, 1, span + 1)
+        around = [Surroundings(*turn, k[:, i], v[:, i], mask) for i in range(model.config.blocks)]
+        return model.apply_core((y + c)[:, None], around)[:, 0] - y
+
+    deq = model.deq
+    stop = replace(deq.config.f_stop, max_iter=deq.eval_f_max_iter)
+    return Stream(f, slots=slots, solver=deq.make_solver({}), stop=stop)

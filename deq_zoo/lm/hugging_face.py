@@ -1,0 +1,253 @@
+"""Language models of the zoo where people load language models: Hugging Face transformers.
+
+Importing this module tells `AutoConfig` and `AutoModelForCausalLM` about them. Folders are read and
+written without a network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+try:
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        GenerationMixin,
+        PreTrainedConfig,
+        PreTrainedModel,
+    )
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+except ImportError as error:
+    from deq_zoo.errors import MissingPackage
+    from deq_zoo.packages import install
+
+    raise MissingPackage(
+        f"models in Hugging Face form need transformers: {install('transformers')} ({error})"
+    ) from None
+
+from deq_zoo.errors import ZooError
+from deq_zoo.lm.build import build_model
+from deq_zoo.lm.config import LMConfig
+from deq_zoo.lm.hugging_face_cache import EquilibriumCache
+from deq_zoo.lm.hugging_face_tokens import SilentLexicon, as_fast_tokenizer
+from deq_zoo.lm.language_model import LanguageModel
+from deq_zoo.lm.memory import Memory
+from deq_zoo.loading import load
+from torchdeq import DEQConfig
+
+
+class DEQLanguageConfig(PreTrainedConfig):  # type: ignore[misc]
+    """The configuration of a `DEQForCausalLM`.
+
+    Args:
+        net: the fields of an `LMConfig`.
+        deq: the options of the DEQ that differ from their defaults.
+        length: tokens of a segment: a longer text is read segment by segment.
+        memory: tokens before a segment that the model remembers.
+        **kwargs: of every configuration.
+    """
+
+    model_type = "deq_lm"
+
+    def __init__(
+        self,
+        net: dict[str, Any] | None = None,
+        deq: dict[str, Any] | None = None,
+        length: int = 64,
+        memory: int = 64,
+        **kwargs: Any,
+    ) -> None:
+        shape = LMConfig(**_as_tuples(net or {}))
+        options = DEQConfig(**(deq or {}))
+        self.net = {**asdict(shape), "cutoffs": list(shape.cutoffs)}
+        self.deq = {name: getattr(options, name) for name in sorted(options.given)}
+        self.length, self.memory = length, memory
+        self.vocab_size, self.hidden_size = shape.tokens, shape.width
+        self.num_attention_heads = shape.heads
+        self.num_hidden_layers = shape.blocks + (
+            shape.backbone if shape.design == "attractor" else 0
+        )
+        self.max_position_embeddings = length + memory
+        kwargs.setdefault("tie_word_embeddings", False)
+        super().__init__(**kwargs)
+
+    @property
+    def shape(self) -> LMConfig:
+        """Return the shape of the model."""
+        return LMConfig(**_as_tuples(self.net))
+
+
+def _as_tuples(net: dict[str, Any]) -> dict[str, Any]:
+    """Return fields of an `LMConfig` with lists, which JSON has, as tuples."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in net.items()}
+
+
+class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
+    """A language model of the zoo in the interface of transformers.
+
+    Logits are log-probabilities. A text is read in segments, as evaluation in the zoo reads it.
+    With `use_cache` the texts of a batch grow token by token; a design with a fixed point solves
+    only for the new tokens then, and looks back `memory` tokens. Padding, on either side, has no
+    effect on the tokens of a text.
+
+    Args:
+        config: the configuration.
+    """
+
+    config_class = DEQLanguageConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    _no_split_modules: ClassVar[list[str]] = []
+
+    def __init__(self, config: DEQLanguageConfig) -> None:
+        super().__init__(config)
+        self.model: LanguageModel = build_model(config.shape, config.deq)
+        self.model.facts = {"length": config.length, "memory": config.memory}
+        self.model.lexicon = SilentLexicon()
+        self.post_init()
+
+    @classmethod
+    def from_zoo(cls, source: str | Path | LanguageModel) -> DEQForCausalLM:
+        """Return a model of the zoo, with copies of its weights.
+
+        Args:
+            source: a run folder, a checkpoint file, or a model that `deq_zoo.load` has returned.
+        """
+        own = source if isinstance(source, LanguageModel) else load(source)
+        if not isinstance(own, LanguageModel):
+            raise ZooError(f"{source} is no language model, but a {type(own).__name__}")
+        options = own.deq.config
+        deq = {name: getattr(options, name) for name in options.given}
+        sizes = {name: own.facts[name] for name in ("length", "memory") if name in own.facts}
+        model = cls(DEQLanguageConfig(net=asdict(own.config), deq=deq, **sizes))
+        model.to(own.dtype).eval()
+        state = {k: v for k, v in own.state_dict().items() if not k.endswith("_extra_state")}
+        model.model.load_state_dict(state)
+        model.model.lexicon.tokenizer = own.lexicon.tokenizer
+        return model
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: EquilibriumCache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        return_dict: bool | None = None,
+        **unused: Any,
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+        """Return logits, and the loss of labels.
+
+        Args:
+            input_ids: (B, L) tokens; with a cache, the tokens after those in it.
+            attention_mask: (B, L), 0 for padding at the beginning or the end of a text; with a
+                cache, it includes the tokens there.
+            past_key_values: the cache of the tokens before.
+            labels: (B, L) tokens, as `input_ids`; -100 is not scored.
+            use_cache: return a cache with these tokens, too.
+            logits_to_keep: return the logits of the last so many positions; 0 of all.
+            num_items_in_batch: the number by which the sum of losses is divided; by default the
+                number of scored labels.
+            return_dict: False returns a tuple.
+            **unused: arguments of other models, such as `position_ids`.
+        """
+        # Padding has an id beyond the vocabulary, and no effect: any token can be in its place.
+        input_ids = input_ids.masked_fill(input_ids == self.config.vocab_size, 0)
+        cached = past_key_values is not None or bool(use_cache and not self.training)
+        if labels is not None and past_key_values is not None:
+            raise ValueError("a loss needs the whole text: pass labels without past_key_values")
+        if cached:
+            if past_key_values is None:
+                past_key_values = EquilibriumCache(self.model)
+            z = past_key_values.advance(input_ids, attention_mask)
+        else:
+            z = self._read_padded(input_ids, attention_mask)
+        loss = None if labels is None else self._loss(z, labels, num_items_in_batch)
+        logits = self.model.log_prob(z[:, -logits_to_keep:] if logits_to_keep else z)
+        out = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+        use_tuple = not (self.config.return_dict if return_dict is None else return_dict)
+        return out.to_tuple() if use_tuple else out
+
+    def _read_padded(self, ids: Tensor, mask: Tensor | None) -> Tensor:
+        """Return states (B, L, D); the text of each row begins at the first position.
+
+        No token depends on later ones, so padding at the end of a row has no effect.
+        """
+        if mask is None or bool((mask[:, 0] != 0).all()):
+            return self._read(ids)
+        shift = mask.long().argmax(1, keepdim=True)  # padding before each text
+        order = torch.arange(ids.shape[1], device=ids.device)
+        z = self._read(ids.gather(1, (order + shift) % ids.shape[1]))
+        back = (order - shift) % ids.shape[1]
+        return z.gather(1, back[..., None].expand(-1, -1, z.shape[2]))
+
+    def _read(self, ids: Tensor) -> Tensor:
+        """Return states (B, L, D) of texts, read segment by segment."""
+        states: list[Tensor] = []
+        memory: Memory | None = None
+        most = self.config.memory
+        for piece in ids.split(self.config.length, dim=1):
+            out = self.model(piece, memory=memory)
+            memory = (memory or self.model.empty_memory(out.u)).followed_by(out, most)
+            states.append(out.z)
+        return torch.cat(states, dim=1)
+
+    def _loss(self, z: Tensor, labels: Tensor, count: Tensor | int | None) -> Tensor:
+        """Return the mean negative log-likelihood of the labels after the first position."""
+        target = labels[:, 1:]
+        scored = target != -100
+        nll = self.model.nll(z[:, :-1], torch.where(scored, target, 0))
+        return torch.where(scored, nll, 0.0).sum() / (scored.sum() if count is None else count)
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        """Return the module with the vectors of the tokens."""
+        vocabulary: torch.nn.Module = self.model.vocabulary  # type: ignore[assignment]
+        return vocabulary
+
+    def get_output_embeddings(self) -> None:
+        """Return None: input and output share their vectors inside one module."""
+        return
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        """Do nothing: each design initialises its own weights."""
+
+    @classmethod
+    def get_init_context(cls, *args: Any, **kwargs: Any) -> list[Any]:
+        """Return the blocks around building a model that is loaded, on a device with memory.
+
+        On the meta device weights that a file lacks would stay without values.
+        """
+        blocks = super().get_init_context(*args, **kwargs)
+        return [each for each in blocks if not isinstance(each, torch.device)]
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False  # `forward` makes an `EquilibriumCache`
+
+
+def save_folder(source: str | Path | LanguageModel, folder: str | Path) -> DEQForCausalLM:
+    """Write a model of the zoo with its tokenizer to a folder; return it.
+
+    `pipeline("text-generation", model=folder)` reads the folder once this module is imported.
+
+    Args:
+        source: a run folder, a checkpoint file, or a model.
+        folder: where to write.
+    """
+    model = DEQForCausalLM.from_zoo(source)
+    tokenizer = as_fast_tokenizer(model.model.lexicon.require())
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model
+
+
+AutoConfig.register(DEQLanguageConfig.model_type, DEQLanguageConfig, exist_ok=True)
+AutoModelForCausalLM.register(DEQLanguageConfig, DEQForCausalLM, exist_ok=True)

@@ -1,0 +1,107 @@
+"""A cache of transformers that holds equilibria: one decoder for texts of equal length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from deq_zoo.lm.decode import make_decoder
+from deq_zoo.lm.decoder import Decoder
+from deq_zoo.lm.language_model import LanguageModel
+
+
+class EquilibriumCache(Cache):  # type: ignore[misc]
+    """The texts of a batch that grow.
+
+    Texts with the same number of tokens share a decoder; padding never enters one.
+
+    Args:
+        model: in evaluation mode.
+    """
+
+    is_compileable = False
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__(layers=[])
+        self.model = model
+        self._length = 0  # positions seen, padding included
+        self._groups: list[tuple[Tensor, Decoder]] = []  # rows of the batch, and their decoder
+
+    def advance(self, ids: Tensor, mask: Tensor | None) -> Tensor:
+        """Add tokens (B, n); return their states (B, n, D).
+
+        Args:
+            ids: the tokens.
+            mask: (B, positions so far and n), 0 for padding before a text; None without any.
+        """
+        first = not self._groups
+        padding = self._padding(ids, mask) if first else torch.zeros_like(ids[:, 0])
+        if first:
+            for amount in padding.unique().tolist():
+                rows = (padding == amount).nonzero().flatten()
+                self._groups.append((rows, self._new_decoder()))
+        states: Tensor | None = None
+        for rows, decoder in self._groups:
+            skipped = int(padding[rows[0]])
+            z = decoder.advance(ids[rows, skipped:])
+            if states is None:
+                states = z.new_zeros(*ids.shape, z.shape[2])
+            states[rows, skipped:] = z
+        assert states is not None
+        self._length += ids.shape[1]
+        return states
+
+    def _new_decoder(self) -> Decoder:
+        facts = self.model.facts
+        return make_decoder(self.model, facts["memory"] or facts["length"], facts["length"])
+
+    def _padding(self, ids: Tensor, mask: Tensor | None) -> Tensor:
+        """Return (B,) how many positions of padding come before each text."""
+        if mask is None:
+            return torch.zeros_like(ids[:, 0])
+        before = mask.long().argmax(1)
+        inside = mask.long().sum(1) + before
+        if bool((inside != ids.shape[1]).any()):
+            raise ValueError(
+                "with a cache, padding must come before the texts: set "
+                "tokenizer.padding_side='left'"
+            )
+        return before
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the number of positions, padding included."""
+        return self._length
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """Return -1: a text may grow without end."""
+        return -1
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Go on with other rows of the batch, as beam search does."""
+        groups = []
+        for rows, decoder in self._groups:
+            member = (beam_idx[:, None] == rows).nonzero()  # (new row, place in the group)
+            if len(member):
+                decoder.select(member[:, 1])
+                groups.append((member[:, 0], decoder))
+        self._groups = groups
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every text."""
+        count = sum(len(rows) for rows, _ in self._groups)
+        self.reorder_cache(torch.arange(count).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep some texts."""
+        self.reorder_cache(indices)
+
+    def crop(self, max_length: int) -> None:
+        """Raise `NotImplementedError`: a decoder cannot take tokens back."""
+        raise NotImplementedError("an EquilibriumCache cannot take tokens back: begin a new one")
+
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise `NotImplementedError`: the model itself fills the cache."""
+        raise NotImplementedError("an EquilibriumCache is filled by its model, through advance")

@@ -1,0 +1,110 @@
+"""The text of `lm-reference`: Python's reference, and docstrings of packages that are installed.
+
+The text depends on the versions of Python and of the packages; `constraints.txt` has those of the
+published numbers.
+"""
+
+from __future__ import annotations
+
+import ast
+import sysconfig
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from inspect import cleandoc
+from pathlib import Path
+from platform import python_version
+
+from deq_zoo.errors import MissingPackage
+from deq_zoo.lm.data import join_pages, split_text, topic_pages
+from deq_zoo.packages import install
+
+#: Packages whose docstrings are read, by the names of their modules.
+PACKAGES = {"numpy": "numpy", "scipy": "scipy", "sklearn": "scikit-learn"}
+SHORTEST = 200  # characters of a docstring: shorter ones are mostly fragments
+_COPIED = 60  # a line of so many characters that the held-out text has, too, is a copy
+_SKIPPED = {
+    *("test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages", "dist-packages"),
+    *("_vendor", "externals"),
+}
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_ADDING = {"add_newdoc", "add_doc"}  # functions that give a docstring to compiled code
+
+
+@cache
+def reference_splits() -> dict[str, str]:
+    """Return the training, validation and test text.
+
+    Validation and test text are those of `data="topics"`. No page of which they hold a part is in
+    the training text, and no paragraph that shares a long line with them: some pages of Python's
+    reference repeat others.
+    """
+    pages = topic_pages()
+    splits = split_text(join_pages(pages))
+    held_out = splits["val"] + splits["test"]
+    whole, size = [], 0
+    for page in pages:
+        size += len(page) + 2
+        if size <= len(splits["train"]):
+            whole.append(page)
+    long = {line for line in held_out.splitlines() if len(line) >= _COPIED}
+    train = [_without_copies(text, long) for text in (*docstrings(), *whole)]
+    return {**splits, "train": join_pages(train)}
+
+
+def _without_copies(text: str, lines: set[str]) -> str:
+    """Return a text without the paragraphs that have one of these lines."""
+    paragraphs = text.split("\n\n")
+    return "\n\n".join(each for each in paragraphs if lines.isdisjoint(each.splitlines()))
+
+
+def describe_versions() -> str:
+    """Return the versions that the text depends on."""
+    found = ", ".join(f"{name} {version(name)}" for name in PACKAGES.values())
+    return f"Python {python_version()}, {found}"
+
+
+def docstrings() -> list[str]:
+    """Return the docstrings of the standard library and of the packages, each once, in order."""
+    roots = [Path(sysconfig.get_paths()["stdlib"]), *map(_find_package, PACKAGES)]
+    texts: dict[str, None] = {}
+    for root in roots:
+        for file in sorted(root.rglob("*.py")):
+            if _SKIPPED.isdisjoint(file.relative_to(root).parts):
+                texts |= dict.fromkeys(docstrings_of(file))
+    return list(texts)
+
+
+def docstrings_of(file: Path) -> Iterator[str]:
+    """Yield the docstrings of a file that are long enough; none of a file that is no Python."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, OSError):  # templates, and files for other versions
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, _DOCUMENTED):
+            found = [ast.get_docstring(node) or ""]
+        elif isinstance(node, ast.Call) and _name(node.func) in _ADDING:
+            found = [cleandoc(each) for each in _strings(node)]
+        else:
+            continue
+        yield from (text for text in found if len(text) >= SHORTEST)
+
+
+def _name(function: ast.expr) -> str:
+    return getattr(function, "id", getattr(function, "attr", ""))
+
+
+def _strings(node: ast.AST) -> Iterator[str]:
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+            yield inner.value
+
+
+def _find_package(module: str) -> Path:
+    """Return the folder of a package, or raise `MissingPackage`."""
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:
+        raise MissingPackage(f"the text of lm-reference needs {module}: {install('reference')}")
+    return Path(spec.origin).parent

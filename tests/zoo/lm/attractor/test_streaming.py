@@ -1,0 +1,54 @@
+"""Many texts through a stream: each is that which its prompt alone gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from deq_zoo.lm.attractor.streaming import write_many
+from tests.zoo.lm.attractor.golden import Golden
+from tests.zoo.lm.attractor.nets import make_model
+
+
+def recompute(model: torch.nn.Module, prompt: Tensor, tokens: int) -> list[int]:
+    ids = prompt[None]
+    for _ in range(tokens):
+        log_p = model.log_prob(model(ids).z[:, -1])  # type: ignore[operator]
+        ids = torch.cat((ids, log_p.argmax(-1, keepdim=True)), dim=1)
+    return ids[0].tolist()
+
+
+@pytest.mark.parametrize(("slots", "tokens"), [(1, 2), (2, 4), (9, 1)])
+@pytest.mark.parametrize("variant", ["A", pytest.param("B", marks=pytest.mark.slow)])
+@torch.no_grad()
+def test_texts_of_a_stream_are_those_of_full_recomputation(
+    variant: str, slots: int, tokens: int
+) -> None:
+    golden = Golden(variant)
+    model, ids = golden.make_model(), golden["input/ids"]
+    prompts = [ids[0, :3], ids[1, :7], ids[2, :1], ids[1, 3:5]]
+    texts = list(write_many(model, prompts, tokens, span=20, slots=slots))
+    assert sorted(text.prompt for text in texts) == [0, 1, 2, 3]
+    for text in texts:
+        assert text.ids.tolist() == recompute(model, prompts[text.prompt], tokens)
+        assert len(text.evaluations) == tokens - 1
+
+
+@torch.no_grad()
+def test_texts_forget_what_is_beyond_their_span() -> None:
+    model = make_model()
+    (text,) = write_many(model, [torch.tensor([1, 2, 3])], 6, span=4)
+    from deq_zoo.lm.attractor.decode import AttractorDecoder
+
+    decoder, ids = AttractorDecoder(model, span=4), [1, 2, 3]
+    log_p = decoder.feed(torch.tensor([ids]))
+    for _ in range(6):
+        ids.append(int(log_p.argmax()))
+        log_p = decoder.feed(torch.tensor([ids[-1:]]))
+    assert text.ids.tolist() == ids
+
+
+def test_an_empty_prompt_is_an_error() -> None:
+    with pytest.raises(ValueError, match="a prompt is at least one token"):
+        list(write_many(make_model(), [torch.empty(0, dtype=torch.long)], 2, span=4))

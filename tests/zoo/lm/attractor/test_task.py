@@ -1,0 +1,122 @@
+"""Training, resuming, evaluating, exporting and writing with attractors, by the commands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deq_zoo
+from deq_zoo.cli import main
+from deq_zoo.errors import ZooError
+from deq_zoo.lm.attractor.model import Attractor
+from deq_zoo.lm.exporting import make_export
+from deq_zoo.lm.passages import score_passages
+from deq_zoo.lm.presets import ATTRACTOR, IMPLICIT, lm_smoke_attractor
+from deq_zoo.lm.task import LanguageTask
+from deq_zoo.uses import UnusedOptions
+from tests.zoo.lm.attractor.nets import draw_ids, make_model
+from tests.zoo.training import train
+from torchdeq import Anderson, export
+
+NAME = "lm-smoke-attractor"
+
+
+def make_task(**changes: Any) -> LanguageTask:
+    task = lm_smoke_attractor().task
+    assert isinstance(task, LanguageTask)
+    return replace(task, **changes)
+
+
+def test_an_attractor_trains_evaluates_predicts_and_writes(tmp_path: Path, capsys: Any) -> None:
+    whole = str(tmp_path / "whole")
+    deq_zoo.train(NAME, out=whole, quiet=True, cpu=True, report=False)
+    capsys.readouterr()
+    assert main(["evaluate", whole, "--cpu"]) == 0
+    assert "bits_per_byte" in capsys.readouterr().out
+    assert main(["sample", whole, "--cpu", "--prompt", "10 11", "--tokens", "9"]) == 0
+    assert capsys.readouterr().out.startswith("10 11")
+    model = deq_zoo.load(whole)
+    assert isinstance(model, Attractor)
+    score = model.predict("100 101 102 103")
+    assert score.prediction.perplexity > 1
+    again = model.predict("100 101 102 103", z0=score.state)
+    torch.testing.assert_close(
+        again.prediction.log_probs, score.prediction.log_probs, atol=1e-2, rtol=0
+    )
+
+
+def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    options: dict[str, Any] = {"quiet": True, "cpu": True, "report": False, "save_every": 1}
+    deq_zoo.train(NAME, out=whole, **options)
+    deq_zoo.train(NAME, out=parts, max_seconds=1e-6, **options)
+    deq_zoo.train(NAME, out=parts, resume=True, **options)
+    a, b = (deq_zoo.load(each, best=False).state_dict() for each in (whole, parts))
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"memory": 0},
+        {"deq": IMPLICIT, "ahead": 0, "ramp": 0, "consistency": 0.0},
+        {"deq": ATTRACTOR.with_options(grad=[1]), "consistency": 0.0},
+        {"deq": ATTRACTOR.with_options(jac_loss_weight=0.1, jac_loss_freq=0.5)},
+    ],
+    ids=["unrolled", "implicit", "one step", "regularised"],
+)
+def test_learning_lowers_the_loss(changes: dict[str, Any]) -> None:
+    task = make_task(**changes)
+    model = train(task, 30, lr=0.01).model
+    with torch.no_grad():
+        result = task.evaluate(model, "val", thorough=True)
+    assert result.metrics["loss"] < 4.0  # log 256 = 5.5
+    assert 0 < max(result.solver.radii) < 2
+
+
+def test_evaluations_rise_over_the_first_batches() -> None:
+    task = make_task(ahead=3, ramp=40)
+    drawn = [task.train_batch(step, 0).ahead for step in range(200)]
+    assert drawn[:10] == [0] * 10
+    assert max(each or 0 for each in drawn[:20]) <= 1
+    assert {*drawn[40:]} == {0, 1, 2, 3}
+    with pytest.raises(ValueError, match="ramp=4 is a rise to ahead, which is 0"):
+        make_task(ahead=0, ramp=4).build()
+
+
+def test_settings_without_effect_on_an_attractor_are_errors() -> None:
+    with pytest.raises(UnusedOptions, match="norm_type would have no effect"):
+        make_task(deq=ATTRACTOR.with_options(norm_type="spectral_norm"))
+    net = replace(make_task().net, mixing="published", min_evaluations=8)
+    with pytest.raises(ValueError, match="has one state and no unrolled steps"):
+        make_task(net=net).build()
+    with pytest.raises(ValueError, match="cannot finish in order"):
+        make_model({"f_solver": "auto"})(draw_ids())
+    with pytest.raises(ZooError, match="positions of an attractor"):
+        score_passages(make_model(), draw_ids(), slots=2)
+
+
+@torch.no_grad()
+def test_passages_are_scored_in_batches() -> None:
+    model, ids = make_model(), draw_ids(5, 7)
+    log_probs, stats = score_passages(model, ids, batch=2)
+    expected = model.log_prob(model(ids[:, :-1]).z).gather(2, ids[:, 1:, None])[..., 0]
+    torch.testing.assert_close(log_probs, expected.float(), atol=1e-6, rtol=0)
+    assert len(stats.status) == 5 * 6
+
+
+@pytest.mark.slow
+def test_an_exported_attractor_gives_the_log_probabilities_of_the_model() -> None:
+    model = make_model({"f_solver": "anderson", "f_max_iter": 30, "f_tol": 1e-6}).float()
+    exportable = make_export(model, 6)
+    ids, targets = exportable.example.values()
+    program = export.export(exportable.module, (ids, targets), solver=Anderson())
+    more = torch.cat((ids, ids.flip(0), targets)), torch.cat((targets, targets, ids))
+    with torch.no_grad():
+        expected = exportable.module(*more)["log_probs"]
+        result = program.module()(*more)["log_probs"]
+    torch.testing.assert_close(result, expected, atol=1e-4, rtol=0)

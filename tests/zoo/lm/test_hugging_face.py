@@ -1,0 +1,201 @@
+"""Language models in the interface of transformers, in folders, without a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from deq_zoo.errors import ZooError
+from deq_zoo.lm.language_model import LanguageModel
+from deq_zoo.lm.tokens import Bytes, Pieces, Tokenizer, Words
+from tests.zoo.lm.attractor import nets as attractors
+from tests.zoo.lm.nets import DESIGNS, make_model
+
+pytest.importorskip("transformers")
+
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Trainer,
+    TrainingArguments,
+    pipeline,
+)
+
+from deq_zoo.lm.hugging_face import DEQForCausalLM, save_folder
+from deq_zoo.lm.hugging_face_cache import EquilibriumCache
+from deq_zoo.lm.hugging_face_tokens import as_fast_tokenizer
+
+ALL = [*DESIGNS, "attractor"]
+#: Each has a decoder of its own; the original design shares that of the convergent one.
+SOLVED = ["redesigned", pytest.param("convergent", marks=pytest.mark.slow), "attractor"]
+TEXT = "one two\n three\ttwo \n\n  four Āé\r\nfive\u2028six  "
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def make(design: str, **changes: Any) -> LanguageModel:
+    """Build a model of bytes in float64."""
+    model: LanguageModel
+    if design == "attractor":
+        model = attractors.make_model(tokens=256, **changes)
+    else:
+        model = make_model(design, tokens=256, cutoffs=(40, 70), **changes)
+    model.facts = {"length": 16, "memory": 16}
+    model.lexicon.tokenizer = Bytes()
+    return model
+
+
+def draw(batch: int = 2, length: int = 9) -> torch.Tensor:
+    return torch.randint(256, (batch, length), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("design", ALL)
+@torch.no_grad()
+def test_a_folder_keeps_model_and_tokenizer(design: str, tmp_path: Path) -> None:
+    model, ids = make(design), draw()
+    save_folder(model, tmp_path)
+    again, info = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float64, output_loading_info=True
+    )
+    assert isinstance(again, DEQForCausalLM)
+    assert not any(info.values())
+    assert AutoConfig.from_pretrained(tmp_path).shape == model.config
+    for name, p in again.model.named_parameters():
+        assert torch.equal(p, model.get_parameter(name)), name
+    assert_close(again(ids).logits, model.log_prob(model(ids).z), atol=1e-9, rtol=0)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer("äb\n")["input_ids"] == list("äb\n".encode())
+
+
+@pytest.mark.parametrize("design", SOLVED)
+@torch.no_grad()
+def test_texts_of_unequal_length_grow_as_if_each_were_alone(design: str) -> None:
+    model = DEQForCausalLM.from_zoo(make(design))
+    tokenizer = as_fast_tokenizer(Bytes())
+    batch = tokenizer(["hello", "a", "bye", "hi"], return_tensors="pt", padding=True)
+    options: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 256}
+    cached = model.generate(**batch, **options)
+    again = model.generate(**batch, **options, use_cache=False)
+    assert torch.equal(cached, again)
+    for row, mask, result in zip(*batch.values(), cached, strict=True):
+        alone = model.generate(row[None, mask.bool()], **options)
+        assert torch.equal(alone[0, -3:], result[-3:])
+
+
+@pytest.mark.parametrize("design", ALL)
+@torch.no_grad()
+def test_padding_on_either_side_changes_no_logit(design: str) -> None:
+    model, ids = DEQForCausalLM.from_zoo(make(design)), draw()
+    pad, mask = torch.full((2, 3), 256), torch.ones(2, 9, dtype=torch.long)
+    expected = model(ids).logits
+    none = torch.zeros_like(pad)
+    left = model(torch.cat((pad, ids), 1), attention_mask=torch.cat((none, mask), 1)).logits
+    right = model(torch.cat((ids, pad), 1), attention_mask=torch.cat((mask, none), 1)).logits
+    assert_close(left[:, 3:], expected, atol=1e-9, rtol=0)
+    assert_close(right[:, :9], expected, atol=1e-9, rtol=0)
+    with pytest.raises(ValueError, match="padding_side='left'"):
+        model(torch.cat((ids, pad), 1), torch.cat((mask, none), 1), use_cache=True)
+
+
+@pytest.mark.parametrize("design", SOLVED)
+@torch.no_grad()
+def test_a_cache_gives_the_logits_of_the_whole_text(design: str) -> None:
+    model, ids = DEQForCausalLM.from_zoo(make(design)), draw(length=12)
+    whole = model(ids).logits
+    first = model(ids[:, :7], use_cache=True)
+    assert isinstance(first.past_key_values, EquilibriumCache)
+    assert_close(first.logits, whole[:, :7], atol=1e-8, rtol=0)
+    for k in range(7, 12):
+        out = model(ids[:, k : k + 1], past_key_values=first.past_key_values, logits_to_keep=1)
+        assert_close(out.logits, whole[:, k : k + 1], atol=1e-8, rtol=0)
+    assert first.past_key_values.get_seq_length() == 12
+
+
+@pytest.mark.parametrize("design", SOLVED)
+@torch.no_grad()
+def test_beam_search_with_a_cache_is_that_without(design: str) -> None:
+    model = DEQForCausalLM.from_zoo(make(design))
+    batch = as_fast_tokenizer(Bytes())(["hello", "ab"], return_tensors="pt", padding=True)
+    options: dict[str, Any] = {"max_new_tokens": 3, "num_beams": 2, "pad_token_id": 256}
+    beams = [model.generate(**batch, **options, use_cache=use) for use in (True, False)]
+    assert torch.equal(*beams)
+
+
+def test_a_pipeline_writes_from_a_folder(tmp_path: Path) -> None:
+    save_folder(make("attractor").float(), tmp_path)
+    write = pipeline("text-generation", model=str(tmp_path))
+    (result,) = write("hello", max_new_tokens=3, do_sample=False)
+    assert result["generated_text"].startswith("hello")
+    assert len(result["generated_text"]) > 5
+    pair = write(["hello", "a"], max_new_tokens=3, do_sample=False, batch_size=2)
+    assert pair[0][0] == result
+
+
+@pytest.mark.parametrize("design", ["original", "attractor"])
+def test_a_trainer_makes_a_step(design: str, tmp_path: Path) -> None:
+    model = DEQForCausalLM.from_zoo(make(design).float())
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    rows = [{"input_ids": row, "labels": row} for row in draw(4, 8)]
+    options = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=1, per_device_train_batch_size=2, use_cpu=True,
+        report_to=[], save_strategy="no", disable_tqdm=True, learning_rate=1e-2,
+    )  # fmt: skip
+    Trainer(model=model, args=options, train_dataset=rows).train()
+    changed = {n for n, p in model.named_parameters() if not torch.equal(p.detach(), before[n])}
+    assert any("core" in name or "func" in name for name in changed)
+
+
+def test_the_loss_is_the_mean_over_scored_labels() -> None:
+    model, ids = DEQForCausalLM.from_zoo(make("convergent")), draw()
+    labels = ids.clone()
+    labels[0, 4:] = -100
+    out = model(ids, labels=labels)
+    log_p = out.logits[:, :-1].gather(2, ids[:, 1:, None])[..., 0]
+    expected = -torch.cat((log_p[0, :3], log_p[1])).mean()
+    assert_close(out.loss, expected)
+    assert_close(model(ids, labels=labels, num_items_in_batch=22).loss, expected / 2)
+    assert model(ids, labels=labels, return_dict=False)[0] == out.loss
+    with pytest.raises(ValueError, match="without past_key_values"):
+        model(ids, labels=ids, past_key_values=EquilibriumCache(model.model))
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [Bytes(), Pieces.of("one two three four " * 9, 300), Words(["<eos>", "two", "<unk>", "one"])],
+    ids=lambda each: each.kind,
+)
+def test_every_tokenizer_keeps_its_ids(tokenizer: Tokenizer) -> None:
+    fast = as_fast_tokenizer(tokenizer)
+    text = TEXT
+    if isinstance(tokenizer, Words):
+        text = tokenizer.with_unknown("one two\nthree one\n\ntwo")
+    ids = tokenizer.encode(text).tolist()
+    assert fast(text)["input_ids"] == ids
+    assert fast.decode(ids) == tokenizer.decode(ids)
+    assert fast.pad_token_id == tokenizer.size
+
+
+def test_what_has_no_place_is_an_error() -> None:
+    class Strange(Bytes):
+        kind = "strange"
+
+    assert as_fast_tokenizer(Strange()).pad_token_id == 256
+    with pytest.raises(TypeError, match="no tokenizer of transformers for object"):
+        as_fast_tokenizer(object())  # type: ignore[arg-type]
+    cache = EquilibriumCache(make("convergent"))
+    with pytest.raises(NotImplementedError, match="cannot take tokens back"):
+        cache.crop(2)
+    with pytest.raises(NotImplementedError, match="filled by its model"):
+        cache.update()
+    model = make("convergent")
+    model.lexicon.tokenizer = None
+    with pytest.raises(ZooError, match="came without their vocabulary"):
+        save_folder(model, "nowhere")
