@@ -12,4 +12,6 @@ FAMILY = Family(
     predicts="Image files to invert; the noise (safetensors) and the reconstruction (PNG) of each.",
     samples="Images from noise, side by side in a PNG file.",
     converter="deq_zoo.diffusion.convert",
+    service="deq_zoo.diffusion.service",
+    pipeline_tag="unconditional-image-generation",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,8 @@ class UNetConfig:
         attention: sides of the resolutions that have attention.
         dropout: in training.
         groups: of group normalisation; must divide every width.
+        patch: side of the squares whose pixels the network takes as channels of one; a large one
+            saves work at the finest resolution.
     """
 
     size: int = 32
@@ -39,18 +42,27 @@ class UNetConfig:
     attention: tuple[int, ...] = (16,)
     dropout: float = 0.1
     groups: int = 32
+    patch: int = 1
 
     def __post_init__(self) -> None:
-        check_fields(self, 1, "size", "channels", "blocks", "groups")
+        check_fields(self, 1, "size", "channels", "blocks", "groups", "patch")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}")
         if not self.widths or any(width < 1 or width % self.groups for width in self.widths):
             raise ValueError(f"widths must be multiples of groups={self.groups}, got {self.widths}")
-        if self.size % 2 ** (len(self.widths) - 1):
+        if self.size % self.patch:
+            raise ValueError(f"size must be a multiple of patch={self.patch}, got {self.size}")
+        if self.size // self.patch % 2 ** (len(self.widths) - 1):
+            per_patch = "" if self.patch == 1 else f", counted in patches of {self.patch}"
             raise ValueError(
                 f"size must be divisible by 2 {len(self.widths) - 1} times, as there are "
-                f"{len(self.widths)} widths: got {self.size}"
+                f"{len(self.widths)} widths: got {self.size}{per_patch}"
             )
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """Return the side of the features at each resolution."""
+        return tuple(self.size // self.patch // 2**i for i in range(len(self.widths)))
 
 
 CIFAR10 = UNetConfig()
@@ -59,15 +71,21 @@ LSUN = UNetConfig(size=256, widths=(128, 128, 256, 256, 512, 512), dropout=0.0)
 DIGITS = UNetConfig(
     size=14, channels=1, widths=(16, 32), blocks=1, attention=(), dropout=0.0, groups=8
 )
+WHOLE_DIGITS = UNetConfig(
+    size=28, channels=1, widths=(32, 64), blocks=1, attention=(), dropout=0.0, groups=8, patch=2
+)
 
 
 def make_unet(config: UNetConfig) -> nn.Module:
-    """Return the `UNet2DModel` that equals the network of the DDPM release, layer by layer."""
-    sides = [config.size // 2**i for i in range(len(config.widths))]
-    attends = [side in config.attention for side in sides]
+    """Return the `UNet2DModel` that equals the network of the DDPM release, layer by layer.
+
+    With patches its first and last convolution are between the channels of patches; the release
+    has none.
+    """
+    attends = [side in config.attention for side in config.sides]
     down = ["AttnDownBlock2D" if here else "DownBlock2D" for here in attends]
     up = ["AttnUpBlock2D" if here else "UpBlock2D" for here in reversed(attends)]
-    unet: nn.Module = diffusers().UNet2DModel(
+    unet: Any = diffusers().UNet2DModel(
         sample_size=config.size,
         in_channels=config.channels,
         out_channels=config.channels,
@@ -83,7 +101,20 @@ def make_unet(config: UNetConfig) -> nn.Module:
         attention_head_dim=None,
         dropout=config.dropout,
     )
-    return unet
+    if config.patch > 1:
+        _use_patches(unet, config)
+    return unet  # type: ignore[no-any-return]
+
+
+def _use_patches(unet: Any, config: UNetConfig) -> None:
+    """Replace the first and last convolution of a network by ones between patches."""
+    channels, width = config.channels * config.patch**2, config.widths[0]
+    unet.conv_in = nn.Sequential(
+        nn.PixelUnshuffle(config.patch), nn.Conv2d(channels, width, 3, padding=1)
+    )
+    unet.conv_out = nn.Sequential(
+        nn.Conv2d(width, channels, 3, padding=1), nn.PixelShuffle(config.patch)
+    )
 
 
 @dataclass(frozen=True)
@@ -135,6 +166,16 @@ class Denoiser(Model):
         """
         out: Any = (self.unet if self.training else self.average)(x, t)
         return Denoised([out.sample], None)
+
+    def shard_units(self) -> Iterator[nn.Module]:
+        """Yield the blocks of the network, which has no solve inside."""
+        unet: Any = self.unet
+        yield from (*unet.down_blocks, unet.mid_block, *unet.up_blocks)
+
+    def copied_weights(self) -> dict[str, str]:
+        """Return the names of the average."""
+        names = [name for name, _ in self.unet.named_parameters()]
+        return {f"average.module.{name}": f"unet.{name}" for name in names}
 
     def update_average(self) -> None:
         """Add the present weights of the network to the average."""

@@ -61,7 +61,7 @@ def draw_pictures(model: Any, plan: ChainPlan, images: Images) -> list[Picture]:
     plan = plan.limited(bounds.chain, bounds.adam)
     chain = plan.make_chain(model)
     shape = (bounds.samples, model.config.channels, model.config.size, model.config.size)
-    x, noise = draw_noise(chain, shape, _SEED, model.device)
+    x, noise = draw_noise(chain, shape, _SEED, model)
     with torch.no_grad():
         exact, trajectory = chain.sequential(x, noise), plan.solve(chain, x, noise)
     few = slice(bounds.rounds)
@@ -69,7 +69,7 @@ def draw_pictures(model: Any, plan: ChainPlan, images: Images) -> list[Picture]:
     pictures = [_draw_samples(exact, trajectory), _draw_rounds(seen, exact[few], len(chain))]
     n = min(plan.inversion.images, bounds.inverted, len(images))
     if n:
-        targets = images.take(torch.arange(n)).to(model.device)
+        targets = model.place(images.take(torch.arange(n)))
         inversion = plan.invert(chain, targets, step_noise(chain, targets))
         pictures.append(_draw_inversions(targets, inversion, len(chain)))
     return pictures

@@ -16,6 +16,7 @@ from deq_zoo.diffusion.options import ChainConfig, InversionConfig
 from deq_zoo.diffusion.package import diffusers
 from deq_zoo.diffusion.sampling import Trajectory, parallel_sample
 from deq_zoo.diffusion.steps import spaced
+from deq_zoo.model import Model
 from deq_zoo.task import generator
 from deq_zoo.uses import SOLVE
 from torchdeq import DEQConfig, Phantom
@@ -33,7 +34,7 @@ EXACT = DEQConfig(
 )
 # The chain is solved outside training only, so it has one budget; it says itself which rows are
 # coupled.
-_SOLVE = SOLVE - {"coupled", "eval_factor", "eval_f_max_iter"}
+_SOLVE = SOLVE - {"coupled", "eval_factor", "eval_f_max_iter", "compile_f"}
 
 
 @dataclass(frozen=True)
@@ -160,13 +161,16 @@ class ChainPlan:
 
 
 def draw_noise(
-    chain: ParallelChain, shape: tuple[int, ...], seed: int, device: torch.device
+    chain: ParallelChain, shape: tuple[int, ...], seed: int, model: Model
 ) -> tuple[Tensor, Tensor | None]:
-    """Return initial noise of a shape (n, C, H, W) and noises of the steps, alike on any device."""
+    """Return initial noise of a shape (n, C, H, W) and noises of the steps, alike on any device.
+
+    They are on the device and in the precision of the model.
+    """
     rng = generator("sample", seed)
     x = torch.randn(shape, generator=rng)
     noise = chain.noise(x, rng)
-    return x.to(device), None if noise is None else noise.to(device)
+    return model.place(x), None if noise is None else model.place(noise)
 
 
 def step_noise(chain: ParallelChain, images: Tensor) -> Tensor | None:

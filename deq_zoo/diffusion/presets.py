@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deq_zoo.diffusion.model import CELEBA, CIFAR10, DIGITS, LSUN, UNetConfig
+from deq_zoo.diffusion.model import CELEBA, CIFAR10, DIGITS, LSUN, WHOLE_DIGITS, UNetConfig
 from deq_zoo.diffusion.options import ChainConfig, InversionConfig
 from deq_zoo.diffusion.plan import EXACT
 from deq_zoo.diffusion.task import Denoise
@@ -98,6 +98,29 @@ def diffusion_quick() -> Preset:
         steps=600,
         log_every=20,
         eval_every=100,
+    )
+
+
+@PRESETS.register("diffusion-digits")
+def diffusion_digits() -> Preset:
+    """Digits of 28 x 28 from noise, of which there are pretrained weights: two hours."""
+    return Preset(
+        task=Denoise(
+            net=WHOLE_DIGITS,
+            deq=EXACT,
+            inversion=InversionConfig(images=4, steps=10, lr=0.02, enough=0.0),
+            data="digits",
+            val_images=400,
+            batch=64,
+            decay=0.998,
+            prediction="v_prediction",
+        ),
+        optim=Adam(lr=2e-3, schedule=Cosine(warmup=100)),
+        clip=1.0,
+        steps=10000,
+        log_every=50,
+        eval_every=500,
+        save_every=250,
     )
 
 

@@ -47,7 +47,7 @@ def _sample(model: Any, options: Sampling) -> tuple[Tensor, str, dict[str, Any]]
     plan = replace(plan, chain=replace(plan.chain, steps=options.steps, eta=options.eta))
     chain, size = plan.make_chain(model), model.config.size
     shape = (options.n, model.config.channels, size, size)
-    x, noise = draw_noise(chain, shape, options.seed, model.device)
+    x, noise = draw_noise(chain, shape, options.seed, model)
     if options.solver == _SEQUENTIAL:
         rounds = len(chain)
         return chain.sequential(x, noise), f"{rounds} rounds", {"rounds": rounds}

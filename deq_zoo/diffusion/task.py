@@ -16,12 +16,14 @@ from deq_zoo.data_dir import data_folder
 from deq_zoo.diffusion import splits
 from deq_zoo.diffusion.convert import averaged, from_authors, pick_state, to_authors
 from deq_zoo.diffusion.data import CELEBA_BOX, Images
+from deq_zoo.diffusion.exporting import make_export
 from deq_zoo.diffusion.model import CIFAR10, Denoiser, UNetConfig
 from deq_zoo.diffusion.options import ChainConfig, InversionConfig, Sampling
 from deq_zoo.diffusion.plan import ChainPlan, Kind, draw_noise, step_noise
 from deq_zoo.diffusion.prediction import predict_files
 from deq_zoo.diffusion.samples import sample_images
 from deq_zoo.errors import DataError, ZooError
+from deq_zoo.exportable import Exportable, NoOptions
 from deq_zoo.predictions import Failure, OutFolder, Prediction
 from deq_zoo.record import SolverRecord
 from deq_zoo.task import (
@@ -41,7 +43,8 @@ from deq_zoo.task import (
 )
 from torchdeq import DEQConfig
 
-_SHAPES = {"digits": (14, 1), "cifar10": (32, 3)}  # sides and channels of data of one size
+# Sides, of which the first is the usual one, and channels of data that is not resized freely.
+_SHAPES = {"digits": ((14, 28), 1), "cifar10": ((32,), 3)}
 _EVAL_CHAIN = 50  # steps of the chain that every evaluation solves, at most
 _NO_LIMIT = 10**9
 
@@ -72,6 +75,7 @@ class Denoise(Task):
     """
 
     score: ClassVar[Score] = Score("loss", higher_is_better=False)
+    shardwise: ClassVar[bool] = True  # the average is updated entry by entry
 
     net: UNetConfig = CIFAR10
     deq: DEQConfig = field(default_factory=DEQConfig)
@@ -107,22 +111,26 @@ class Denoise(Task):
         return self.plan.uses
 
     @property
+    def reads_data_dir(self) -> bool:
+        return self.data not in ("blobs", "digits")
+
+    @property
     def costly_batches(self) -> bool:
         return self.data in ("celeba", "folder")
 
     @cached_property
     def _splits(self) -> splits.Splits:
         size, channels, n = self.net.size, self.net.channels, self.val_images
-        fixed = _SHAPES.get(self.data, (size, channels))
-        if fixed != (size, channels):
+        sides, planes = _SHAPES.get(self.data, ((size,), channels))
+        if size not in sides or channels != planes:
             raise DataError(
-                f"images of {self.data} need net.size={fixed[0]} and net.channels={fixed[1]}, got "
-                f"{size} and {channels}: set both"
+                f"images of {self.data} need net.size={' or '.join(map(str, sides))} and "
+                f"net.channels={planes}, got {size} and {channels}: set both"
             )
         if self.data == "blobs":
             return splits.blobs(size, channels, n)
         if self.data == "digits":
-            return splits.digits(n)
+            return splits.digits(n, size)
         root = data_folder(self.data_dir, self.data)
         if self.data == "cifar10":
             return splits.cifar10(root, n)
@@ -218,9 +226,9 @@ class Denoise(Task):
         errors = [
             self._errors(
                 model,
-                images.take(rows[part]).to(model.device),
+                model.place(images.take(rows[part])),
                 t[part].to(model.device),
-                noise[part].to(model.device),
+                model.place(noise[part]),
             )
             for part in torch.arange(len(rows)).split(self.batch)
         ]
@@ -231,7 +239,7 @@ class Denoise(Task):
         plan = self.plan.limited(_EVAL_CHAIN, _NO_LIMIT)
         chain = plan.make_chain(model)
         shape = (self.previews, self.net.channels, self.net.size, self.net.size)
-        x, noise = draw_noise(chain, shape, 0, model.device)
+        x, noise = draw_noise(chain, shape, 0, model)
         trajectory = plan.solve(chain, x, noise)
         record.add(trajectory.stats)
         exact = chain.sequential(x, noise)
@@ -241,7 +249,7 @@ class Denoise(Task):
         plan = self.plan.limited(_NO_LIMIT, self.inversion.eval_steps)
         chain = plan.make_chain(model)
         rows = torch.arange(min(self.inversion.images, len(images)))
-        targets = images.take(rows).to(model.device)
+        targets = model.place(images.take(rows))
         inversion = plan.invert(chain, targets, step_noise(chain, targets))
         return {
             "inversion_sse": float(inversion.sse.mean()),
@@ -259,6 +267,7 @@ class Denoise(Task):
 
     def from_authors(self, state: Weights) -> Converted:
         """Return a denoiser of the authors, or of diffusers, as network and as average."""
+        self._refuse_patches()
         weights = from_authors(state)
         own = self.build().state_dict()
         made = {name: value for name, value in own.items() if name.endswith("n_averaged")}
@@ -268,12 +277,23 @@ class Denoise(Task):
 
     def to_authors(self, state: Weights) -> dict[str, Tensor]:
         """Return the average of the weights in the authors' format: their releases are averages."""
+        self._refuse_patches()
         return to_authors(averaged(state))
+
+    def _refuse_patches(self) -> None:
+        if self.net.patch > 1:
+            raise ZooError(
+                f"the authors' networks have no patches, this one has net.patch={self.net.patch}"
+            )
 
     def predict(
         self, model: Any, paths: Sequence[Path], out: OutFolder
     ) -> Iterator[Prediction | Failure]:
         return predict_files(model, paths, out)
+
+    def export(self, model: Any, options: NoOptions) -> Exportable:
+        facts = {"noise_levels": self.noise_levels, "prediction": self.prediction}
+        return make_export(model, {**model.facts, **facts})
 
     def sampling(self) -> Sampling:
         return Sampling(eta=self.chain.eta, steps=self.chain.steps, window=self.chain.window)

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from deq_zoo.checks import check_fields
 from deq_zoo.errors import ZooError
+from deq_zoo.exportable import Exportable
 from deq_zoo.flow.augment import Pair, with_noise
 from deq_zoo.flow.config import FlowConfig
 from deq_zoo.flow.convert import from_authors, to_authors
+from deq_zoo.flow.exporting import FrameSize, make_export
 from deq_zoo.flow.loss import sequence_loss, training_metrics
 from deq_zoo.flow.model import DEQFlow, State
 from deq_zoo.flow.predict import predict_files
@@ -100,14 +102,17 @@ class FlowTask(Task):
             load_weights(model, earlier.state_dict(), self.start_from)
 
     def train_batch(self, step: int, seed: int, shard: Shard = WHOLE) -> Batch:
-        rows = self.rows(shard)
+        return collate(self.noisy_pairs(step, self.rows(shard), seed))
+
+    def noisy_pairs(self, step: int, rows: Sequence[int], seed: int) -> list[Pair]:
+        """Return some pairs of a training batch, with the noise of the task."""
         pairs = self.draw(step, rows, seed)
-        if self.noise:
-            pairs = [
-                with_noise(pair, self.noise, generator("noise", seed, step, k))
-                for k, pair in zip(rows, pairs, strict=True)
-            ]
-        return collate(pairs)
+        if not self.noise:
+            return pairs
+        return [
+            with_noise(pair, self.noise, generator("noise", seed, step, k))
+            for k, pair in zip(rows, pairs, strict=True)
+        ]
 
     def rows(self, shard: Shard) -> Sequence[int]:
         """Return the numbers of the pairs in a batch that a process takes."""
@@ -141,7 +146,16 @@ class FlowTask(Task):
         return Converted(weights, {})
 
     def to_authors(self, state: Weights) -> dict[str, Tensor]:
+        if self.net.widths.trunk:
+            raise ZooError(f"the authors' programs have no model of size {self.net.size}")
         return to_authors(state)
+
+    def exporting(self) -> FrameSize:
+        return FrameSize()
+
+    def export(self, model: Any, options: FrameSize) -> Exportable:
+        height, width = self.crop
+        return make_export(model, options.height or height, options.width or width)
 
     def predict(
         self, model: Any, paths: Sequence[Path], out: OutFolder

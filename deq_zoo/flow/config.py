@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
-from deq_zoo.flow.correlation import Storage
+from deq_zoo.flow.correlation import LEVELS, RADIUS, Storage
 from torchdeq.registry import suggest
+
+STRIDE = 8  # pixels of the image per place of the grid
 
 
 class Widths(NamedTuple):
-    """The numbers of channels of a model size."""
+    """The numbers of channels of a model size, and what its correlation sees."""
 
     features: int  # Df
     hidden: int  # Dh, and of the context
@@ -19,10 +21,25 @@ class Widths(NamedTuple):
     motion: int  # Dm
     encoder: tuple[int, int, int] = (64, 96, 128)
     mask: int = 256
+    levels: int = LEVELS
+    radius: int = RADIUS
+    trunk: bool = False  # one encoder for features and context, which never works at half the size
+    offsets: bool = False  # whether the update gets the expected offset of the match
+    cell: int = STRIDE  # rows and columns of flows that a place of the grid decodes to
 
 
-#: The published sizes, and `nano`, which is small enough to train on a CPU.
+#: The published sizes, and two that are small enough to train on a CPU.
 SIZES = {
+    "pocket": Widths(
+        *(48, 40, (64, 40), (16, 16), 32),
+        encoder=(24, 32, 48),
+        mask=64,
+        levels=3,
+        radius=3,
+        trunk=True,
+        offsets=True,
+        cell=4,
+    ),
     "nano": Widths(32, 32, (64, 48), (32, 16), 32, encoder=(16, 24, 32), mask=64),
     "tiny": Widths(64, 32, (64, 48), (32, 16), 32),
     "base": Widths(256, 128, (256, 192), (128, 64), 128),
@@ -37,7 +54,7 @@ class FlowConfig:
     """The shape of a DEQ-Flow.
 
     Args:
-        size: nano, tiny, base (B), large, huge (H) or gigantic.
+        size: pocket, nano, tiny, base (B), large, huge (H) or gigantic.
         gma: whether the model aggregates motion over the whole image.
         narrow_head: cap the flow head's width at 256, as in the first release.
         dropout: share of the features' channels that training drops.
@@ -59,6 +76,8 @@ class FlowConfig:
     def __post_init__(self) -> None:
         if self.size not in SIZES:
             raise ValueError(f"unknown size {self.size!r}{suggest(self.size, SIZES)}")
+        if self.freeze_bn and self.widths.trunk:
+            raise ValueError(f"freeze_bn has no effect: size {self.size} has no batch norm")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}")
         if self.correlation not in get_args(Storage):

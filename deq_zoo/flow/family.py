@@ -9,9 +9,11 @@ FAMILY = Family(
     tasks=(
         "deq_zoo.flow.task:WarpTask",
         "deq_zoo.flow.task:StageTask",
+        "deq_zoo.flow.scene_task:SceneTask",
     ),
     packages=("skimage", "sklearn"),
     install="pip install 'torchdeq[flow]'",
     predicts="Frames, videos or the folder of a benchmark; flows are written as .flo and .png.",
     converter="deq_zoo.flow.convert",
+    service="deq_zoo.flow.service",
 )

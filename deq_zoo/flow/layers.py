@@ -5,11 +5,15 @@ Attribute names are those of the published checkpoints.
 
 from __future__ import annotations
 
+from math import isqrt
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from deq_zoo.flow.config import STRIDE
+from deq_zoo.flow.offsets import Offsets
 
 
 class ResidualBlock(nn.Module):
@@ -54,15 +58,20 @@ class Encoder(nn.Module):
         self.layer3 = _stage(b, c, 2, norm)
         self.conv2 = nn.Conv2d(c, out, 1)
         self.dropout = nn.Dropout2d(dropout)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        draw_convolutions(self)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.norm1(self.conv1(x)))
         x = self.conv2(self.layer3(self.layer2(self.layer1(x))))
         features: Tensor = self.dropout(x)
         return features
+
+
+def draw_convolutions(encoder: nn.Module) -> None:
+    """Draw the weights of all convolutions of an encoder by the published rule."""
+    for module in encoder.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
 def _stage(inner: int, outer: int, stride: int, norm: Any) -> nn.Sequential:
@@ -194,7 +203,7 @@ class Aggregate(nn.Module):
 class Injection(NamedTuple):
     """The contribution of an image pair to every evaluation of f."""
 
-    correlation: Any  # callable: coordinates (N, 2, h, w) -> (N, 324, h, w)
+    correlation: Any  # callable: coordinates (N, 2, h, w) -> (N, planes, h, w)
     halves: tuple[HalfStep, HalfStep]
     attention: Tensor | None
 
@@ -217,6 +226,7 @@ class UpdateBlock(nn.Module):
         head: width of the flow head.
         gma: whether to aggregate motion over the image.
         all_grad: whether gradients pass through the flow that f receives.
+        offsets: what the GRU gets beside the motion features.
     """
 
     def __init__(
@@ -230,11 +240,13 @@ class UpdateBlock(nn.Module):
         head: int,
         gma: bool,
         all_grad: bool,
+        offsets: Offsets | None = None,
     ) -> None:
         super().__init__()
-        self.all_grad = all_grad
+        self.all_grad, self.offsets = all_grad, offsets
         self.encoder = MotionEncoder(planes, corr, flow, motion)
-        self.gru = SepConvGRU(hidden, hidden, 2 * motion if gma else motion)
+        further = 0 if offsets is None else 3 * offsets.levels
+        self.gru = SepConvGRU(hidden, hidden, (2 * motion if gma else motion) + further)
         self.flow_head = FlowHead(hidden, head)
         self.gma = Aggregate(motion) if gma else None
 
@@ -247,6 +259,8 @@ class UpdateBlock(nn.Module):
         m = self.encoder(corr.to(dtype), flow.to(dtype))
         if self.gma is not None:
             m = torch.cat((m, self.gma(given.attention, m)), dim=1)
+        if self.offsets is not None:
+            m = torch.cat((m, self.offsets(corr.to(dtype))), dim=1)
         hid = hid.to(dtype)
         for half in given.halves:
             hid = half(hid, m)
@@ -267,13 +281,21 @@ def pixel_grid(like: Tensor) -> Tensor:
 def convex_upsample(flow: Tensor, mask: Tensor) -> Tensor:
     """Return a flow (N, 2, h, w) at 8 times the size: every pixel is a mean of nine flows.
 
+    Masks of fewer than 8 rows and columns in a cell give a flow of fewer pixels, which a bilinear
+    resize brings to 8 times the size.
+
     Args:
         flow: in pixels of the grid.
-        mask: (N, 9 * 64, h, w) logits of the weights: neighbour, then row and column in the cell.
+        mask: (N, 9 * c * c, h, w) logits of the weights: neighbour, then row and column in the
+            cell.
     """
     N, _, h, w = flow.shape
+    c = isqrt(mask.shape[1] // 9)
     with torch.autocast(flow.device.type, enabled=False):  # half precision has steps of pixels
-        weight = mask.view(N, 9, 8, 8, h, w).softmax(1)
-        near = F.unfold(8 * flow, 3, padding=1).view(N, 2, 9, h, w)
+        weight = mask.view(N, 9, c, c, h, w).softmax(1)
+        near = F.unfold(STRIDE * flow, 3, padding=1).view(N, 2, 9, h, w)
         up = torch.einsum("nkrshw,nckhw->nchrws", weight, near.to(weight.dtype))
-    return up.reshape(N, 2, 8 * h, 8 * w)
+        up = up.reshape(N, 2, c * h, c * w)
+        if c < STRIDE:
+            up = F.interpolate(up, size=(STRIDE * h, STRIDE * w), mode="bilinear")
+    return up

@@ -11,15 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deq_zoo.errors import DataError
-from deq_zoo.flow.config import FlowConfig
-from deq_zoo.flow.correlation import PLANES, SMALLEST, correlate
+from deq_zoo.flow.config import STRIDE, FlowConfig
+from deq_zoo.flow.correlation import SMALLEST, correlate, planes
 from deq_zoo.flow.layers import Attention, Encoder, Injection, UpdateBlock, convex_upsample
+from deq_zoo.flow.offsets import Offsets
+from deq_zoo.flow.trunk import Trunk
 from deq_zoo.images.inputs import ImageLike, as_image
 from deq_zoo.model import Model
 from deq_zoo.output import Output
 from torchdeq import DEQConfig, apply_norm, get_deq, reset_norm
 
-STRIDE = 8  # pixels of the image per place of the grid
 SETTLED = 0.5  # pixels: a flow that one evaluation of f changes by more has not settled
 Side = Literal["both", "bottom"]
 
@@ -73,10 +74,13 @@ class DEQFlow(Model):
         self.config = config
         options, w = DEQConfig(deq), config.widths
         instance, batch = partial(nn.InstanceNorm2d, affine=False), nn.BatchNorm2d
-        self.fnet = Encoder(w.features, instance, w.encoder, config.dropout)
-        self.cnet = Encoder(w.hidden, batch, w.encoder, config.dropout)
+        if w.trunk:
+            self.trunk = Trunk(w.features, w.hidden, w.encoder, config.dropout)
+        else:
+            self.fnet = Encoder(w.features, instance, w.encoder, config.dropout)
+            self.cnet = Encoder(w.hidden, batch, w.encoder, config.dropout)
         self.update_block = UpdateBlock(
-            planes=PLANES,
+            planes=planes(w.levels, w.radius),
             hidden=w.hidden,
             corr=w.corr,
             flow=w.flow,
@@ -84,11 +88,12 @@ class DEQFlow(Model):
             head=config.head,
             gma=config.gma,
             all_grad=config.all_grad,
+            offsets=Offsets(w.levels, w.radius) if w.offsets else None,
         )
         self.mask = nn.Sequential(
             nn.Conv2d(w.hidden, w.mask, 3, padding=1),
             nn.ReLU(inplace=True),
-            nn.Conv2d(w.mask, 9 * STRIDE * STRIDE, 1),
+            nn.Conv2d(w.mask, 9 * w.cell * w.cell, 1),
         )
         self.attn = Attention(w.hidden) if config.gma else None
         self.deq = get_deq(options, coupled=options.get("coupled", False))
@@ -162,6 +167,10 @@ class DEQFlow(Model):
         flows = [self.decode(State(*z))[..., box[0], box[1]] for z in states]
         return Output(flows, State(*(t.detach() for t in states[-1])), stats)
 
+    def shard_units(self) -> tuple[nn.Module, ...]:
+        """Return the encoders, which end before the solve begins."""
+        return (self.trunk,) if self.config.widths.trunk else (self.fnet, self.cnet)
+
     def change(self, state: State, given: Injection) -> float:
         """Return the root mean square change of the flow in one evaluation of f, in pixels."""
         _, flow = self.update_block(*state, given)
@@ -179,17 +188,27 @@ class DEQFlow(Model):
             )
         a, b = self._normalise(image1, pad), self._normalise(image2, pad)
         reset_norm(self.update_block)
-        fmap1, fmap2 = self.fnet(torch.cat((a, b))).chunk(2)
-        context = F.relu(self.cnet(a))
+        fmap1, fmap2, context = self._encode(a, b)
+        w = self.config.widths
         return Injection(
-            correlate(fmap1, fmap2, self.config.correlation),
+            correlate(fmap1, fmap2, self.config.correlation, w.levels, w.radius),
             self.update_block.gru.with_context(context),
             None if self.attn is None else self.attn(context),
         )
 
+    def _encode(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the features of both frames and the context of the first."""
+        n = a.shape[0]
+        if self.config.widths.trunk:
+            shared = self.trunk(torch.cat((a, b)))
+            features, context = self.trunk.features(shared), self.trunk.to_context(shared[:n])
+        else:
+            features, context = self.fnet(torch.cat((a, b))), self.cnet(a)
+        return features[:n], features[n:], F.relu(context)
+
     def zero_state(self, image: Tensor, pad: Side = "both") -> State:
         """Return a state of zeros for the size of an image, in single precision at least."""
-        N = len(image)
+        N = image.shape[0]
         top, bottom, left, right = self._margins(image, pad)
         h = (image.shape[2] + top + bottom) // STRIDE
         w = (image.shape[3] + left + right) // STRIDE

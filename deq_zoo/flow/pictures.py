@@ -77,7 +77,7 @@ def gallery(examples: Sequence[Example]) -> Picture:
 
 def _draw_row(figure: Figure, example: Example, rows: int, row: int) -> None:
     valid, truth = example.valid, torch.where(example.valid, example.truth, torch.nan)
-    longest = _largest(example.truth.square().sum(0).sqrt()[valid], 1.0)
+    longest = max(1.0, _largest(example.truth.square().sum(0).sqrt()[valid], 1.0))
     error = torch.where(valid, endpoint_error(example.flow, example.truth), torch.nan)
     mean = float(error[valid].mean()) if valid.any() else float("nan")
     for column, (title, shown) in enumerate(

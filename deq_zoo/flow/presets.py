@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from deq_zoo.flow.config import FlowConfig
+from deq_zoo.flow.scene_task import SceneTask
 from deq_zoo.flow.task import StageTask, WarpTask
 from deq_zoo.flow.warps import Motion
 from deq_zoo.optim import Adam, LinearOneCycle, OneCycle
@@ -92,6 +93,32 @@ def flow_quick() -> Preset:
         clip=1.0,
         log_every=20,
         eval_every=200,
+    )
+
+
+@PRESETS.register("flow-nano")
+def flow_nano() -> Preset:
+    """A small DEQ-Flow for whole frames, on photographs in layers: two hours of one core.
+
+    Training, evaluation and prediction all make 9 evaluations of f: training makes three slices of
+    2 evaluations and a gradient step each.
+    """
+    deq = _PLAIN.with_options(f_max_iter=6, n_states=3, grad=1, eval_f_max_iter=9)
+    task = SceneTask(
+        net=FlowConfig(size="pocket"),
+        deq=deq,
+        batch=6,
+        sizes=((96, 128), (128, 160), (192, 256), (256, 320), (384, 512)),
+        grow=2000,
+        val_pairs=16,
+    )
+    return Preset(
+        task=task,
+        optim=Adam(lr=2e-3, weight_decay=1e-5, schedule=OneCycle(rise=0.05)),
+        steps=10000,
+        clip=1.0,
+        log_every=50,
+        eval_every=1000,
     )
 
 

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from deq_zoo.checks import check_at_least
+from deq_zoo.flow.config import STRIDE
 from deq_zoo.flow.layers import Injection, pixel_grid
-from deq_zoo.flow.model import SETTLED, STRIDE, DEQFlow, Side, State
+from deq_zoo.flow.model import SETTLED, DEQFlow, Side, State
 from deq_zoo.images.videos import read_video
 from torchdeq import StopRule, solve
 from torchdeq.solver import FixedPointIter

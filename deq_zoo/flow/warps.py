@@ -20,8 +20,8 @@ from torch import Tensor
 
 from deq_zoo.errors import ZooError
 from deq_zoo.flow.augment import Pair
+from deq_zoo.flow.config import STRIDE
 from deq_zoo.flow.layers import pixel_grid
-from deq_zoo.flow.model import STRIDE
 from deq_zoo.images import photographs
 from deq_zoo.packages import optional
 from deq_zoo.task import generator

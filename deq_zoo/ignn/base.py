@@ -10,8 +10,12 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
+from deq_zoo.exportable import Exportable
 from deq_zoo.ignn.convert import from_authors, read_sizes, to_authors
+from deq_zoo.ignn.exporting import GraphFile, make_export
 from deq_zoo.ignn.facts import GraphFacts, numbered
+from deq_zoo.ignn.graph import Graphs
+from deq_zoo.ignn.inputs import prepare, read_graph
 from deq_zoo.ignn.model import IGNN, IGNNConfig
 from deq_zoo.ignn.prediction import doubts
 from deq_zoo.output import solve_data
@@ -26,6 +30,7 @@ PLAIN = {"norm_type": "none"}  # options of a DEQ without a norm
 class IGNNTask(Task):
     """A task on graphs."""
 
+    shardwise: ClassVar[bool] = True  # a projection is row by row
     network: ClassVar[type[IGNN]]
     net: IGNNConfig
     deq: DEQConfig
@@ -74,6 +79,20 @@ class IGNNTask(Task):
 
     def to_authors(self, state: Weights) -> dict[str, Tensor]:
         return to_authors(state)
+
+    @abstractmethod
+    def example_graph(self) -> tuple[Tensor | None, Graphs]:
+        """Return features and adjacency of the graph that an export takes by default."""
+
+    def exporting(self) -> GraphFile:
+        return GraphFile()
+
+    def export(self, model: Any, options: GraphFile) -> Exportable:
+        if options.graph:
+            x, graph = prepare(read_graph(options.graph), GraphFacts.from_data(model.facts))
+        else:
+            x, graph = self.example_graph()
+        return make_export(model, x, graph, model.facts)
 
     def predict(
         self, model: Any, paths: Sequence[Path], out: OutFolder

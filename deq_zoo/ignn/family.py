@@ -16,4 +16,6 @@ FAMILY = Family(
     install="pip install 'torchdeq[ignn]'",
     predicts="Graphs in .npz files; their classes are printed, with --out also written as CSV.",
     converter="deq_zoo.ignn.convert",
+    service="deq_zoo.ignn.service",
+    pipeline_tag="graph-ml",
 )

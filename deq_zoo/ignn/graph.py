@@ -41,6 +41,11 @@ class Graphs(NamedTuple):
     sizes: tuple[int, ...]
     alike: bool
 
+    @property
+    def sparse(self) -> bool:
+        """Return whether products use sparse matrices."""
+        return True
+
     @classmethod
     def from_edges(
         cls,

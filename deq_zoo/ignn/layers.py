@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from deq_zoo.ignn.constraint import WellPosedness, project_rows, projected_through
 from deq_zoo.ignn.graph import Graphs, as_graphs
 from deq_zoo.ignn.sparse import Both, sparse_weight, times_transposed
+from deq_zoo.tree import local
 from torchdeq import (
     DEQConfig,
     SolverStat,
@@ -112,7 +113,8 @@ class ImplicitGraph(nn.Module):
                 "share one adjacency: drop it, or solve them one by one"
             )
         B, W = self.inject(x, graph), self.weight(graph)
-        rows = None if self.kappa is None else sparse_weight(W)  # a projection leaves few entries
+        projected = self.kappa is not None  # which leaves few entries of W
+        rows = sparse_weight(W) if projected and graph.sparse else None
 
         def f(z: Tensor) -> Tensor:
             return self.step(z, W, B, graph, rows)
@@ -168,10 +170,12 @@ class ImplicitGraph(nn.Module):
     def project_(self, rho: float) -> None:
         """Project the parameter W itself into the ball of a graph: projected gradient descent.
 
-        Call it after an optimiser's step. With a norm, or without `kappa`, it does nothing.
+        Call it after an optimiser's step. With a norm, or without `kappa`, it does nothing. Of a
+        sharded W, each process projects its own rows.
         """
         if self.kappa is not None and "W" in self._parameters:
-            self.W.copy_(project_rows(self.W, self.kappa / rho))
+            rows = local(self.W)
+            rows.copy_(project_rows(rows, self.kappa / rho))
 
     def well_posedness(self, graph: Any) -> WellPosedness:
         """Return how safe the fixed point is on graphs, with the parameters as they are now."""

@@ -73,7 +73,9 @@ class GraphOutput(Output[P, States], Generic[P]):
     @classmethod
     def collect(cls, logits: P, states: States, stats: Sequence[SolverStat]) -> GraphOutput[P]:
         """Return the output for logits and for what each layer returned."""
-        hardest = max(stats, key=lambda each: each.nfe)
+        # In a graph of `torchdeq.export` the evaluations are not known yet.
+        known = all(isinstance(each.nfe, int) for each in stats)
+        hardest = max(stats, key=lambda each: each.nfe) if known else stats[0]
         return cls([logits], [z.detach() for z in states], hardest, tuple(stats))
 
 

@@ -100,6 +100,10 @@ class GraphClassTask(SetTask):
     fold: int = 0
     split_seed: int = 42
 
+    @property
+    def reads_data_dir(self) -> bool:
+        return self.data != "rings"
+
     @cached_property
     def examples(self) -> GraphSet:
         if self.download:
@@ -139,7 +143,7 @@ class GraphClassTask(SetTask):
         order = torch.randperm(len(self.test_set), generator=generator("pictures")).tolist()
         chosen = [self.test_set[k] for k in order]
         x, graph, y, _ = self.join(chosen)
-        out: GraphOutput[Tensor] = model(x.to(model.device), graph.to(model.device))
+        out: GraphOutput[Tensor] = model(model.place(x), graph.to(model.device))
         pooled = graph.pool(out.state[-1].float().cpu())
         rows, names = self.examples.rows(), self.examples.names
         kinds = [self.examples.x[rows[k]].argmax(1) for k in chosen[:_DRAWN]]

@@ -112,6 +112,10 @@ class SetTask(IGNNTask):
             y = self.examples.y[list(chosen)]
         return Part(x, Graphs.union([self.graphs[k] for k in chosen]), y, len(y))
 
+    def example_graph(self) -> tuple[Tensor | None, Graphs]:
+        part = self.join(self.test_set[:1])
+        return part.x, part.graph
+
     def batch_size(self, batch: list[Part]) -> int:
         return sum(part.terms for part in batch)
 
@@ -142,7 +146,7 @@ class SetTask(IGNNTask):
         logits, labels = [], []
         for k in range(0, len(chosen), self.batch):
             for part in self.collate(chosen[k : k + self.batch]):
-                x, graph = part.x.to(model.device), part.graph.to(model.device)
+                x, graph = model.place(part.x), part.graph.to(model.device)
                 out: GraphOutput[Tensor] = model(x, graph, **call)
                 for stats in out.layer_stats:
                     record.add(stats)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -75,16 +75,22 @@ class WholeTask(IGNNTask):
         return self.nodes.graph()
 
     @cached_property
-    def _placed(self) -> dict[torch.device, tuple[Tensor | None, Graphs, Tensor]]:
+    def _placed(self) -> dict[Any, tuple[Tensor | None, Graphs, Tensor]]:
         return {}
 
-    def on(self, device: torch.device) -> tuple[Tensor | None, Graphs, Tensor]:
-        """Return features, graph and labels on a device; the first call moves them."""
-        if device not in self._placed:
+    def on(
+        self, device: torch.device, dtype: torch.dtype = torch.float32
+    ) -> tuple[Tensor | None, Graphs, Tensor]:
+        """Return features of a dtype, graph and labels on a device; the first call moves them."""
+        key = device, dtype
+        if key not in self._placed:
             x, y = self.nodes.x, self.nodes.y
-            x = None if x is None else x.to(device)
-            self._placed[device] = (x, self.graph.to(device), y.to(device))
-        return self._placed[device]
+            x = None if x is None else x.to(device, dtype)
+            self._placed[key] = (x, self.graph.to(device), y.to(device))
+        return self._placed[key]
+
+    def example_graph(self) -> tuple[Tensor | None, Graphs]:
+        return self.nodes.x, self.graph
 
     def facts(self) -> dict[str, Any]:
         return self.describe(self.nodes.features, self.nodes.names).to_data()
@@ -107,14 +113,18 @@ class WholeTask(IGNNTask):
         return train[shard.rank :: shard.world]
 
     def loss(self, model: Any, batch: Tensor, carry: Any) -> Loss:
-        x, graph, y = self.on(batch.device)
+        x, graph, y = self.on(batch.device, next(model.parameters()).dtype)
         out: GraphOutput[Tensor] = model(x, graph, carry if self.warm else None)
         value = node_loss(out.prediction[batch], y[batch])
         return Loss(value, stats=out.stats, carry=out.state if self.warm else None)
 
+    def split_carry(self, carries: Sequence[Any], shard: Shard) -> Any:
+        """Return the states of the graph, which every process has computed as a whole."""
+        return carries[0]
+
     def evaluate(self, model: Any, split: Split, thorough: bool = False) -> Evaluation:
         record = SolverRecord()
-        x, graph, y = self.on(model.device)
+        x, graph, y = self.on(model.device, model.dtype)
         out: GraphOutput[Tensor] = model(x, graph, sradius_mode=thorough)
         record.add(out.stats)
         rows = (self.nodes.test if split == "test" else self.nodes.val).to(model.device)
@@ -134,6 +144,10 @@ class NodeTask(WholeTask):
 
     data: Literal["chains", "cora", "citeseer", "pubmed", "photo"] = "chains"
     length: int = 10
+
+    @property
+    def reads_data_dir(self) -> bool:
+        return self.data != "chains"
 
     @cached_property
     def nodes(self) -> NodeSet:
@@ -158,7 +172,7 @@ class NodeTask(WholeTask):
     def pictures(self, model: Any) -> list[Picture]:
         from deq_zoo.ignn.pictures import chain_map, state_map
 
-        x, graph, y = self.on(model.device)
+        x, graph, y = self.on(model.device, model.dtype)
         out: GraphOutput[Tensor] = model(x, graph)
         if self.data == "chains":
             right = out.prediction.float().softmax(1).gather(1, y[:, None]).view(-1, self.length)
@@ -204,7 +218,7 @@ class NodeLabelTask(WholeTask):
     def pictures(self, model: Any) -> list[Picture]:
         from deq_zoo.ignn.pictures import label_scores
 
-        x, graph, y = self.on(model.device)
+        x, graph, y = self.on(model.device, model.dtype)
         rows = self.test_set.to(model.device)
         marked = oracle_labels(model(x, graph).prediction[rows], y[rows])
         rule = "of each node as many labels as it has are predicted, the likeliest ones"

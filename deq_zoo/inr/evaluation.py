@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from deq_zoo.compaction import Compaction
 from deq_zoo.inr.model import Field
 from deq_zoo.inr.signal import coordinates
 from deq_zoo.output import Output
@@ -30,6 +31,6 @@ def evaluate_blocks(
         region: the part that the grid covers; see `coordinates`.
         **call: options of each call of the field.
     """
-    like = next(field.parameters())
+    like, solve = next(field.parameters()), Compaction(field)
     for part in rows.split(block):
-        yield field(coordinates(shape, part.to(like.device), like.dtype, region), **call)
+        yield solve(coordinates(shape, part.to(like.device), like.dtype, region), **call)

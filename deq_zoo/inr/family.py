@@ -16,4 +16,5 @@ FAMILY = Family(
     install="pip install 'torchdeq[inr]'",
     samples="The signal at any resolution, as PNG, WAV or video.",
     converter="deq_zoo.inr.convert",
+    service="deq_zoo.inr.service",
 )

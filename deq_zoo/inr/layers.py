@@ -98,7 +98,7 @@ class FilteredMap(nn.Module):
             nn.ModuleDict({"z_map": nn.Linear(width, width)}) for _ in range(layers)
         )
 
-    def at(self, u: Sequence[Tensor], solving: bool = True) -> Callable[[Tensor], Tensor]:
+    def at(self, u: Sequence[Tensor], solving: bool = True) -> PointMap:
         """Return the map z -> f(z) of some points.
 
         The first filter does not depend on z. A solve computes $k = W_1 g_0 + b_1 + u_1$ once, and
@@ -115,16 +115,15 @@ class FilteredMap(nn.Module):
             g, c = u[0].sin(), first.bias + u[1]
         else:
             g, c = u[0], first.bias
-        k = _affine(c, g, W) if solving else None
+        k = _affine(c, g, W) if solving else c
 
-        def f(z: Tensor) -> Tensor:
-            mixed = _affine(c, z + g, W) if k is None else _affine(k, z, W)
-            v = self._filtered(mixed, u[1], added=True)
+        def f(z: Tensor, k: Tensor, *u: Tensor) -> Tensor:
+            v = self._filtered(_affine(k, z if solving else z + g, W), u[1], added=True)
             for map_l, u_l in zip(maps[1:], u[2:], strict=True):
                 v = self._filtered(map_l(v), u_l)
             return v
 
-        return f
+        return PointMap(f, (k, *u))
 
     def _filtered(self, mixed: Tensor, u: Tensor, added: bool = False) -> Tensor:
         """Return the output of a layer; `added`: `mixed` contains the filter of siren_like."""
@@ -138,6 +137,21 @@ class FilteredMap(nn.Module):
     def forward(self, z: Tensor, *u: Tensor) -> Tensor:
         """Return f(z) for an injection."""
         return self.at(u, solving=False)(z)
+
+
+class PointMap:
+    """The map of some points, `f(z)`, and `f(z, *rows)` for others that have these rows.
+
+    Args:
+        f: called with a state and rows.
+        rows: what belongs to the points, one row for each.
+    """
+
+    def __init__(self, f: Callable[..., Tensor], rows: tuple[Tensor, ...]) -> None:
+        self._f, self.rows = f, rows
+
+    def __call__(self, z: Tensor, *rows: Tensor) -> Tensor:
+        return self._f(z, *(rows or self.rows))
 
 
 def _affine(c: Tensor, z: Tensor, W: Tensor) -> Tensor:

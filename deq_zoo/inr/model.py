@@ -209,6 +209,8 @@ class DEQField(_Filtered):
                 f"{tuple(z0.shape)} of {z0.dtype}"
             )
         f = self.f.at(u, solving=call.get("f_max_iter") != 0)
+        if call.get("compact"):  # points leave with their injection
+            call["args"] = f.rows
         states, stats = deq(f, z0, **call)
         values = [self.decode(z, x.shape) for z in states]
         return Output(values, states[-1].detach(), stats)

@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from deq_zoo.errors import ZooError
 from deq_zoo.inr.blocks import block_size
@@ -36,6 +36,11 @@ class Representation(Model):
     def __init__(self, field: Field, grid: Grid | None = None) -> None:
         super().__init__()
         self.field, self.grid = field, grid
+
+    @property
+    def deq(self) -> nn.Module | None:
+        """Return the DEQ of the field; None if the field is explicit."""
+        return getattr(self.field, "deq", None)
 
     def forward(
         self, x: Tensor, z0: Tensor | None = None, **call: Any

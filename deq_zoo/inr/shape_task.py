@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from deq_zoo.checks import check_fields
+from deq_zoo.exportable import Exportable, NoOptions
 from deq_zoo.inr.blocks import block_size, mean_or_zero, sum_blocks
 from deq_zoo.inr.derivatives import value_and_gradient
+from deq_zoo.inr.exporting import make_export
 from deq_zoo.inr.fields import make_field
 from deq_zoo.inr.model import Field, FieldConfig
 from deq_zoo.inr.recipes import EXACT, drop_recipe
@@ -92,12 +94,12 @@ class FitShape(Task):
 
     @property
     def val_set(self) -> Tensor:
-        """Random points."""
+        """Return random points."""
         return self._points("val")
 
     @property
     def test_set(self) -> Tensor:
-        """Other random points."""
+        """Return random points, others than those of `val_set`."""
         return self._points("test")
 
     def _points(self, split: Split) -> Tensor:
@@ -148,6 +150,9 @@ class FitShape(Task):
         overlap = (inside & truth).sum() / (inside | truth).sum().clamp_min(1)
         error = float((y - wanted).abs().mean())
         return Evaluation({"distance_error": error, "overlap": 100 * float(overlap)}, record)
+
+    def export(self, model: Any, options: NoOptions) -> Exportable:
+        return make_export(model, model.facts)
 
     @torch.no_grad()
     def pictures(self, model: Any) -> list[Picture]:

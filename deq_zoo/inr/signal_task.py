@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from deq_zoo.errors import DataError, ZooError
+from deq_zoo.exportable import Exportable, NoOptions
 from deq_zoo.inr.blocks import block_size
 from deq_zoo.inr.convert import from_authors, pick_state, to_authors
-from deq_zoo.inr.data import Source, crop, kind_of_source, open_signal
+from deq_zoo.inr.data import PHOTOS, Source, crop, kind_of_source, open_signal
 from deq_zoo.inr.evaluation import evaluate_blocks
+from deq_zoo.inr.exporting import make_export
 from deq_zoo.inr.fields import make_field
 from deq_zoo.inr.model import Field, FieldConfig
 from deq_zoo.inr.render_file import write_rendering
@@ -67,6 +69,10 @@ class SignalTask(Task):
         return kind_of_source(self.data, self.file) if signal is None else signal.kind
 
     @property
+    def reads_data_dir(self) -> bool:
+        return self.data not in ("file", "ripples", *PHOTOS)
+
+    @property
     def source(self) -> str:
         """Return the name of the data, for captions."""
         if self.data == "file":
@@ -100,7 +106,7 @@ class SignalTask(Task):
 
     @property
     def val_set(self) -> Samples | None:
-        """None: a fit has no data but its signal, and the last checkpoint counts."""
+        """Return None: a fit has no data but its signal, and the last checkpoint counts."""
         return None
 
     @cached_property
@@ -166,6 +172,9 @@ class SignalTask(Task):
         except DataError:
             signal = None
         return write_rendering(model, options, out, signal)
+
+    def export(self, model: Any, options: NoOptions) -> Exportable:
+        return make_export(model.field, model.facts)
 
     def psnr(self, model: Any, rows: Tensor, record: SolverRecord | None = None) -> float:
         """Return the PSNR in dB at some samples.

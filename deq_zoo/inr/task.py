@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -150,6 +150,10 @@ class FitSignal(SignalTask):
 
         value = self.error(model, batch, follow)
         return Loss(value, stats=stats[0] if stats else None, carry=states.carry())
+
+    def split_carry(self, carries: Sequence[Any], shard: Shard) -> dict[str, Tensor]:
+        """Return the states of all points that any process has had."""
+        return States.merged(carries).carry()
 
     def error(self, model: Any, batch: Tensor, evaluate: Evaluate) -> Tensor:
         """Return the mean squared error at the points of a batch, computed block by block.

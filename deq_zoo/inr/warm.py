@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -48,6 +49,15 @@ class States:
         check_memory(n, width)
         like = next(model.parameters())
         return cls(like.new_zeros(n, width), like.new_zeros(n, dtype=torch.bool))
+
+    @classmethod
+    def merged(cls, carries: Sequence[dict[str, Tensor]]) -> States:
+        """Return the states of several processes as those of one, each point's from one of them."""
+        kept, seen = (carries[0][name].clone() for name in ("kept", "seen"))
+        for carry in carries[1:]:
+            kept[carry["seen"]] = carry["kept"][carry["seen"]]
+            seen |= carry["seen"]
+        return cls(kept, seen)
 
     def start(self, places: Tensor) -> tuple[Tensor, bool]:
         """Return the states of some points, and whether earlier batches had all of them."""

@@ -11,4 +11,6 @@ FAMILY = Family(
     install="pip install 'torchdeq[mdeq]'",
     predicts="Image files; the likeliest classes of each are printed.",
     converter="deq_zoo.mdeq.convert",
+    service="deq_zoo.mdeq.service",
+    pipeline_tag="image-classification",
 )

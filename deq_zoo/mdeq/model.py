@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,8 @@ from deq_zoo.mdeq.layers import Bottleneck, MultiscaleMap, Pyramid, conv1x1, con
 from deq_zoo.mdeq.prediction import Classes, prepare
 from deq_zoo.model import Model
 from deq_zoo.output import Output
-from torchdeq import DEQConfig, SolverStat, apply_norm, get_deq, reset_norm
+from deq_zoo.streaming import open_stream
+from torchdeq import DEQConfig, FixedPoint, SolverStat, apply_norm, get_deq, reset_norm
 
 
 class _Equilibrium(Model):
@@ -77,6 +79,23 @@ class _Equilibrium(Model):
             self.full_stage, self.start(u) if z0 is None else z0, args=(u,), **call
         )
         return states, stats
+
+    def solve_stream(
+        self, injections: Iterable[Tensor], slots: int
+    ) -> Iterator[FixedPoint[Pyramid]]:
+        """Yield the pyramid in equilibrium with each injection, in evaluation mode.
+
+        Images enter and leave a running batch: each costs the evaluations that it needs alone, and
+        those of the next injection do not wait for the last ones of an injection.
+
+        Args:
+            injections: of batches of images, all of one size.
+            slots: images that are solved at the same time.
+        """
+        reset_norm(self.full_stage)
+        stream = open_stream(self.deq, self.full_stage, slots)
+        batches = ((self.start(u), (u,)) for u in injections)
+        yield from stream.solve_batches(batches, on_failure=self.deq.config.on_failure)
 
     def _initialise(self) -> None:
         """Draw the convolutions outside f by the config's rule; called when the head is there."""
@@ -163,9 +182,9 @@ class MDEQClassifier(_Equilibrium):
 
     def _predict(self, x: ImageLike, z0: Pyramid | None, **call: Any) -> Output[Classes, Pyramid]:
         image = prepare(as_image(x), self.facts)
-        out = self(image.pixels.to(self.device), z0, **call)
+        out = self(self.place(image.pixels), z0, **call)
         chance = out.prediction.float().softmax(1)[0]
-        prediction = Classes.of(chance, self.facts.get("classes"), image.inverted)
+        prediction = Classes.of(chance, self.facts.get("classes"), image.inverted, image.drawn)
         return Output([prediction], out.state, out.stats)
 
     def classify(self, z: Pyramid) -> Tensor:

@@ -23,27 +23,42 @@ class Classes:
         probability: of `label`.
         probabilities: of all classes by name, the likeliest first.
         inverted: whether light and dark were exchanged before the model saw the image.
+        drawn: False if a model of drawings was shown an image without ink on an even ground.
     """
 
     label: str
     probability: float
     probabilities: Mapping[str, float]
     inverted: bool = False
+    drawn: bool = True
 
     @classmethod
-    def of(cls, chance: Tensor, names: Sequence[str] | None, inverted: bool = False) -> Classes:
+    def of(
+        cls,
+        chance: Tensor,
+        names: Sequence[str] | None,
+        inverted: bool = False,
+        drawn: bool = True,
+    ) -> Classes:
         """Return the classes of probabilities (classes,); without names they are numbers."""
         order = chance.argsort(descending=True).tolist()
         found = {str(k) if names is None else names[k]: float(chance[k]) for k in order}
         label = next(iter(found))
-        return cls(label, found[label], found, inverted)
+        return cls(label, found[label], found, inverted, drawn)
 
 
 class Prepared(NamedTuple):
-    """An image as a network takes it, (1, C, H, W), and whether it was inverted."""
+    """An image as a network takes it.
+
+    Args:
+        pixels: (1, C, H, W).
+        inverted: whether light and dark were exchanged.
+        drawn: False if the network expects drawings and the image shows none on an even ground.
+    """
 
     pixels: Tensor
     inverted: bool
+    drawn: bool
 
 
 def crop_middle(image: Tensor, side: int) -> Tensor:
@@ -68,6 +83,8 @@ def prepare(image: Tensor, facts: Mapping[str, Any]) -> Prepared:
     image = crop_middle(image, side) if facts.get("crop") else resize(image, side, side)
     if len(channels.mean) == 1:
         image = image.float().mean(0, keepdim=True).round().byte()
-    ground = ground_of(image) if "ground" in facts else None
-    inverted = ground is not None and ground != facts["ground"]
-    return Prepared(normalise(255 - image if inverted else image, channels)[None], inverted)
+    expected = facts.get("ground")
+    ground = ground_of(image) if expected else None
+    inverted = ground not in (None, expected)
+    pixels = normalise(255 - image if inverted else image, channels)[None]
+    return Prepared(pixels, inverted, not expected or ground is not None)

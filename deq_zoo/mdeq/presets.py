@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deq_zoo.mdeq.config import DIGITS, IMAGENET_SMALL, LARGE, TINY, MDEQConfig
+from deq_zoo.mdeq.config import DIGITS, HANDWRITING, IMAGENET_SMALL, LARGE, TINY, MDEQConfig
 from deq_zoo.mdeq.task import ClassifyImages
 from deq_zoo.optim import SGD, Adam, Cosine, OneCycle
 from deq_zoo.preset import PRESETS, Preset, Target
@@ -89,6 +89,40 @@ def mdeq_quick() -> Preset:
         epochs=6,
         log_every=5,
         eval_every=60,
+    )
+
+
+@PRESETS.register("mdeq-digits")
+def mdeq_digits() -> Preset:
+    """Handwritten digits, also on paper, of which there are pretrained weights: half an hour."""
+    deq = DEQConfig(
+        ift=True,
+        f_solver="anderson",
+        f_max_iter=8,
+        eval_f_max_iter=24,
+        f_tol=1e-2,
+        f_stop_mode="rel",
+        b_solver="anderson",
+        b_max_iter=6,
+        b_tol=1e-2,
+        on_failure=_ON_FAILURE,
+    )
+    task = ClassifyImages(
+        net=HANDWRITING,
+        deq=deq,
+        data="digits",
+        val_images=400,
+        batch=100,
+        eval_batch=250,
+        paper=True,
+        channels_last=True,
+    )
+    return Preset(
+        task=task,
+        optim=Adam(lr=0.01, weight_decay=1e-4, schedule=OneCycle(rise=0.3)),
+        epochs=60,
+        log_every=36,
+        eval_every=72,
     )
 
 

@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from deq_zoo.checks import check_fields
+from deq_zoo.compaction import Compaction
 from deq_zoo.data_dir import data_folder
+from deq_zoo.exportable import Exportable, NoOptions
 from deq_zoo.images.cifar import CIFAR10_CHANNELS, CIFAR10_CLASSES, cifar10
 from deq_zoo.images.labelled import (
     IMAGENET_CHANNELS,
@@ -27,7 +29,10 @@ from deq_zoo.images.mnist import MNIST_CHANNELS, mnist_digits
 from deq_zoo.mdeq.augment import normalise, random_crop, random_flip, random_resized_crop
 from deq_zoo.mdeq.config import TINY, MDEQConfig
 from deq_zoo.mdeq.convert import from_authors, to_authors
+from deq_zoo.mdeq.drawings import from_test_paper, vary_drawings
+from deq_zoo.mdeq.exporting import make_export
 from deq_zoo.mdeq.model import MDEQClassifier
+from deq_zoo.mdeq.noise import NOISE_SIDE, bright_quarters
 from deq_zoo.mdeq.prediction import crop_middle
 from deq_zoo.metrics import accuracy
 from deq_zoo.output import Output, solve_data, unsettled
@@ -51,7 +56,6 @@ from deq_zoo.task import (
 from torchdeq import DEQConfig, fp_correction
 
 Source = Literal["digits", "cifar10", "imagenet", "noise"]
-_NOISE_SIDE = 8
 _CHANNELS = {
     "imagenet": IMAGENET_CHANNELS,
     "cifar10": CIFAR10_CHANNELS,
@@ -73,8 +77,12 @@ class ClassifyImages(Task):
             the last checkpoint counts.
         batch: images per step.
         eval_batch: images per step of evaluation.
+        eval_slots: images that evaluation solves at the same time, where one that has converged
+            makes room for the next; 0 solves each batch to its end.
         crop: zeros around a training image before a random crop of its size; 0 crops nothing.
         flip: whether training images are mirrored at random.
+        paper: whether training images, drawings, vary in shape, thickness and place, half of them
+            on paper in uneven light; evaluations then also score pictures of drawings on paper.
         size: side of ImageNet's crops.
         limit: use only so many training images; 0 uses all.
         channels_last: keep a pixel's channels together in memory; a tenth faster on a CPU.
@@ -89,8 +97,10 @@ class ClassifyImages(Task):
     val_images: int = 0
     batch: int = 128
     eval_batch: int = 500
+    eval_slots: int = 0
     crop: int = 0
     flip: bool = False
+    paper: bool = False
     size: int = 224
     limit: int = 0
     channels_last: bool = False
@@ -98,11 +108,17 @@ class ClassifyImages(Task):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self, 1, "batch", "eval_batch", "size")
-        check_fields(self, 0, "crop", "limit", "val_images")
+        check_fields(self, 0, "crop", "limit", "val_images", "eval_slots")
+        if self.paper and self.data != "digits":
+            raise ValueError(f"paper=true is for drawings, data=digits, got data={self.data}")
 
     @property
     def costly_batches(self) -> bool:
         return self.data == "imagenet"
+
+    @property
+    def reads_data_dir(self) -> bool:
+        return self.data in ("cifar10", "imagenet")
 
     @cached_property
     def _train_and_val(self) -> tuple[Labelled, Labelled | None]:
@@ -128,7 +144,7 @@ class ClassifyImages(Task):
         if self.data == "digits":
             return mnist_digits(split)
         if self.data == "noise":
-            return _noise(split, self.net)
+            return bright_quarters(split, self.net)
         root = data_folder(self.data_dir, self.data)
         if self.data == "cifar10":
             return cifar10(root, split)
@@ -137,7 +153,7 @@ class ClassifyImages(Task):
     def facts(self) -> dict[str, Any]:
         channels = self._channels
         facts: dict[str, Any] = {
-            "side": {"digits": 28, "cifar10": 32, "noise": _NOISE_SIDE}.get(self.data, self.size),
+            "side": {"digits": 28, "cifar10": 32, "noise": NOISE_SIDE}.get(self.data, self.size),
             "mean": list(channels.mean),
             "std": list(channels.std),
             "crop": self.data == "imagenet",
@@ -169,6 +185,8 @@ class ClassifyImages(Task):
             images, labels = data.pixels[rows], data.labels[rows]
             if self.crop:
                 images = random_crop(images, images.shape[-1], rng, self.crop)
+            if self.paper:
+                images = vary_drawings(images, rng)
         if self.flip:
             images = random_flip(images, rng)
         return self._normalise(images), labels
@@ -189,26 +207,47 @@ class ClassifyImages(Task):
         return Loss(value, {"train_accuracy": 100 * right}, out.stats)
 
     def evaluate(self, model: Any, split: Split, thorough: bool = False) -> Evaluation:
-        record = SolverRecord()
-        logits: list[Tensor] = []
-        labels: list[Tensor] = []
-        for images, y in self._batches(split):
-            x = self._normalise(images).to(model.device)
-            if thorough and not logits:  # a few images: a radius costs a hundred products
-                record.radii += model(x[:8], sradius_mode=True).stats["sradius"].tolist()
-            out: Output[Tensor, Any] = model(x)
-            record.add(out.stats)
-            logits.append(out.prediction.float().cpu())
-            labels.append(y)
-        scores, truth = torch.cat(logits), torch.cat(labels)
-        loss = float(cross_entropy(scores, truth))
-        return Evaluation({"accuracy": accuracy(scores, truth), "loss": loss}, record)
-
-    def _batches(self, split: Split) -> Iterator[tuple[Tensor, Tensor]]:
         data = self.test_set if split == "test" else self.val_set
         assert data is not None, "the training loop asks for no score without validation data"
+        record, labels = SolverRecord(), data.labels
+        logits = self._logits(model, self._batches(data), record, thorough)
+        loss = float(cross_entropy(logits, labels))
+        metrics = {"accuracy": accuracy(logits, labels), "loss": loss}
+        if self.paper:
+            assert isinstance(data, Images), "paper is for images in memory"
+            sheets = from_test_paper(data.pixels).split(self.eval_batch)
+            read = self._logits(model, iter(sheets), SolverRecord(), thorough=False)
+            metrics["paper_accuracy"] = accuracy(read, labels)
+        return Evaluation(metrics, record)
+
+    def _logits(
+        self, model: Any, batches: Iterator[Tensor], record: SolverRecord, thorough: bool
+    ) -> Tensor:
+        """Return the logits (N, classes) of batches of pixels; add their solves to a record."""
+
+        def inputs() -> Iterator[Tensor]:
+            for k, images in enumerate(batches):
+                x = model.place(self._normalise(images))
+                if thorough and not k:  # a few images: a radius costs a hundred products
+                    record.radii += model(x[:8], sradius_mode=True).stats["sradius"].tolist()
+                yield x
+
+        logits: list[Tensor] = []
+        if self.eval_slots:  # images enter and leave a running batch
+            for solution in model.solve_stream(map(model.inject, inputs()), self.eval_slots):
+                record.add(solution.stats)
+                logits.append(model.classify(solution.z).float().cpu())
+            return torch.cat(logits)
+        solve = Compaction(model)
+        for x in inputs():
+            out: Output[Tensor, Any] = solve(x)
+            record.add(out.stats)
+            logits.append(out.prediction.float().cpu())
+        return torch.cat(logits)
+
+    def _batches(self, data: Labelled) -> Iterator[Tensor]:
         for rows in torch.arange(len(data)).split(self.eval_batch):
-            yield self._images(data, rows)
+            yield self._images(data, rows)[0]
 
     def _images(self, data: Labelled, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return pixels and labels of some images, in the form that evaluation shows them."""
@@ -225,7 +264,7 @@ class ClassifyImages(Task):
         rows = torch.randperm(n, generator=generator("pictures"))[:_SHOWN]
         pixels, labels = self._images(self.test_set, rows)
         with torch.no_grad():
-            logits = model(self._normalise(pixels).to(model.device)).prediction
+            logits = model(model.place(self._normalise(pixels))).prediction
         return [gallery(pixels, logits.softmax(1).cpu(), labels, self.test_set.classes)]
 
     def from_authors(self, state: Weights) -> Converted:
@@ -242,26 +281,18 @@ class ClassifyImages(Task):
             classes, notes = found.prediction, [f"{found.stats.nfe} evaluations"]
             if classes.inverted:
                 notes.append("light and dark exchanged: the model was trained on a dark ground")
+            if not classes.drawn:
+                notes.append("no ink on an even ground is seen: the answer may mean nothing")
             if doubt := unsettled(found.stats):
                 notes.append(doubt)
             best = list(classes.probabilities.items())[:3]
             likely = ", ".join(f"{name} {100 * p:.1f} %" for name, p in best)
-            data = {"probabilities": dict(best), "inverted": classes.inverted}
+            data = {"probabilities": dict(best)}
+            data |= {"inverted": classes.inverted, "drawn": classes.drawn}
             data |= solve_data(found.stats)
             return Prediction(str(path), f"{path}: {likely} ({'; '.join(notes)})", data)
 
         return predict_each(paths, classify)
 
-
-def _noise(split: str, net: MDEQConfig) -> Images:
-    """Return a few images whose class is their brightest quarter."""
-    rng = generator("noise", split)
-    labels = torch.randint(min(4, net.classes), (64,), generator=rng)
-    shape = (64, net.in_channels, _NOISE_SIDE, _NOISE_SIDE)
-    pixels = torch.randint(0, 120, shape, generator=rng, dtype=torch.uint8)
-    for image, label in zip(pixels, labels, strict=True):
-        top, left = 4 * (int(label) // 2), 4 * (int(label) % 2)
-        image[:, top : top + 4, left : left + 4] += 120
-    names = tuple(str(k) for k in range(net.classes))
-    spread = (0.5,) * net.in_channels
-    return Images(pixels, labels, names, Channels(spread, spread))
+    def export(self, model: Any, options: NoOptions) -> Exportable:
+        return make_export(model, model.facts)

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 
 from tests.zoo.diffusion.nets import write_picture
+from tests.zoo.served import as_base64
 
 
 def predict_inputs(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -24,3 +26,9 @@ def predict_inputs(folder: Path) -> tuple[list[Path], list[Path]]:
 def python_input() -> Any:
     """Return an image as a tensor."""
     return torch.linspace(0, 1, 64).view(8, 8)
+
+
+def served_input() -> tuple[dict[str, Any], Any]:
+    """Return a request to a server, and the same for `model.predict`."""
+    image = Image.radial_gradient("L").resize((8, 8))
+    return {"image": as_base64(image)}, image

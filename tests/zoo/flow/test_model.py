@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
 
 from deq_zoo.flow import DEQFlow, FlowConfig, State
 from deq_zoo.flow.layers import convex_upsample, pixel_grid
+from tests.zoo.flow.frames import assert_pairs_are_independent, draw_frames
 from torchdeq import reset_norm
 
 PLAIN = {"f_solver": "simple_fixed_point_iter", "f_max_iter": 3}
@@ -22,11 +23,6 @@ PLAIN = {"f_solver": "simple_fixed_point_iter", "f_max_iter": 3}
 def make_nano(deq: Any = PLAIN, **config: Any) -> DEQFlow:
     torch.manual_seed(0)
     return DEQFlow(FlowConfig(size="nano", **config), deq).eval()
-
-
-def draw_frames(N: int = 1, height: int = 64, width: int = 64) -> tuple[Tensor, Tensor]:
-    pixels = torch.randint(256, (2, N, 3, height, width), dtype=torch.uint8)
-    return pixels[0], pixels[1]
 
 
 @pytest.mark.parametrize(("height", "width"), [(64, 64), (120, 72), (67, 90), (1, 5), (130, 8)])
@@ -55,13 +51,7 @@ def test_padding_repeats_the_border_where_it_should() -> None:
 @pytest.mark.parametrize("gma", [False, True])
 @torch.no_grad()
 def test_a_pair_does_not_depend_on_its_batch_mates(gma: bool) -> None:
-    model = make_nano(gma=gma).double()
-    a, b = draw_frames(3, 64, 72)
-    together = model((a, b)).prediction
-    for k in range(3):
-        alone = model((a[k : k + 1], b[k : k + 1])).prediction
-        assert_close(alone[0], together[k], atol=1e-9, rtol=0)
-    assert model((a[:0], b[:0])).prediction.shape == (0, 2, 64, 72)
+    assert_pairs_are_independent(make_nano(gma=gma).double())
 
 
 @torch.no_grad()

