@@ -11,6 +11,7 @@ from accelerate.utils import set_seed
 
 from deq_zoo.errors import ZooError
 from deq_zoo.model import Model
+from deq_zoo.precision import in_precision
 from deq_zoo.preset import Preset
 
 
@@ -40,8 +41,8 @@ def build_for_training(preset: Preset) -> Model:
 
 def _build(preset: Preset, facts: Mapping[str, Any] | None) -> Model:
     with refusing_settings():
-        model = preset.task.build(facts)
-        preset.optim.make(p for p in model.parameters() if p.requires_grad)  # checks the options
+        model = in_precision(preset.task.build(facts), preset.precision)
+        preset.optim.make_for(model)  # checks the options
     return model
 
 

@@ -106,7 +106,8 @@ def _read(path: Path) -> tuple[Mapping[str, str], dict[str, Tensor]]:
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
-            return metadata, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            # Copies: a tensor of the file itself would change with it, also after the checksum.
+            return metadata, {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint at {path}") from None
     except (OSError, SafetensorError, ValueError) as error:
@@ -143,7 +144,10 @@ def _umask() -> int:
 
 
 def _strip(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Return the structure of a value as plain data; move its tensors into `tensors`."""
+    """Return the structure of a value as plain data; move its tensors into `tensors`.
+
+    A tensor that a mapping has under several names, e.g. a state_dict, is stored once.
+    """
     if isinstance(value, Tensor):
         if path in tensors:  # {"a.b": ...} beside {"a": {"b": ...}}
             path = f"{path}#{len(tensors)}"
@@ -151,7 +155,12 @@ def _strip(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         tensors[path] = value.detach().to("cpu", copy=True).contiguous()
         return {"tensor": path}
     if isinstance(value, Mapping):
-        items = [[_key(k), _strip(v, f"{path}.{k}", tensors)] for k, v in value.items()]
+        places: dict[int, Any] = {}
+        items = []
+        for key, item in value.items():
+            if not isinstance(item, Tensor) or id(item) not in places:
+                places[id(item)] = _strip(item, f"{path}.{_key(key)}", tensors)
+            items.append([_key(key), places[id(item)]])
         return {"map": items}
     if isinstance(value, (list, tuple)):
         items = [_strip(v, f"{path}.{i}", tensors) for i, v in enumerate(value)]

@@ -15,6 +15,7 @@ from deq_zoo.checkpoint import Checkpoint
 from deq_zoo.errors import CheckpointError, ZooError
 from deq_zoo.files import write_atomically
 from deq_zoo.loading import open_model
+from deq_zoo.precision import in_precision
 from deq_zoo.preset import Preset
 from deq_zoo.task import Converted, Task, Weights
 from deq_zoo.values import to_data
@@ -57,7 +58,7 @@ def convert_file(
         raise CheckpointError(f"{source} would be overwritten: choose another --out")
     part = find_state(read_content(source), str(source), key, preset.task)
     weights, facts = _from_authors(preset.task, part.state, str(source), name)
-    model = preset.task.build(facts)
+    model = in_precision(preset.task.build(facts), preset.precision)
     load_weights(model, weights, str(source))
     config = {"name": name, "preset": to_data(preset)}
     Checkpoint(0, model.state_dict(), config=config, facts=facts).save(out)
@@ -68,7 +69,7 @@ def export_file(source: Path, out: Path, best: bool = True) -> int:
     """Write the weights of a run or checkpoint as the authors' programs read them.
 
     Args:
-        source: run folder or checkpoint file.
+        source: run folder, saved model or checkpoint file.
         out: the file to write; `.safetensors`, or `.pth` or `.pt` for `torch.save`.
         best: take the best weights of a run, not the last ones.
     """

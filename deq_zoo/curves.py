@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib import colormaps
 
@@ -16,6 +16,7 @@ from deq_zoo.drawing import Line, line_plot, new_axes, to_png
 from deq_zoo.preset import Preset
 from deq_zoo.task import Picture
 from torchdeq import Status
+from torchdeq.plots import draw_tolerance, plot_evaluations
 
 LogLine = dict[str, Any]
 #: Each status has its colour in every report.
@@ -39,6 +40,7 @@ def draw_curves(lines: Sequence[LogLine], preset: Preset) -> list[Picture]:
         *_scores(val, preset),
         *_convergence(val, preset),
         *_evaluations(train, val),
+        *_histogram(val),
         *_residuals(train, val),
         *_statuses(val, preset),
     ]
@@ -93,18 +95,22 @@ def _scores(val: list[LogLine], preset: Preset) -> list[Picture]:
 
 
 def _convergence(val: list[LogLine], preset: Preset) -> list[Picture]:
-    traces = [(line["step"], _trace(line)) for line in val]
-    traces = [(step, trace) for step, trace in traces if len(trace) > 1]
+    traces = [_Traced(line["step"], _trace(line), _band(line)) for line in val]
+    traces = [each for each in traces if len(each.trace) > 1]
     if not traces:
         return []
     figure, axes = new_axes()
-    for i, (step, trace) in enumerate(traces):
+    for i, (step, trace, _) in enumerate(traces):
         shade = colormaps["viridis"](0.9 * i / max(1, len(traces) - 1))
         label = f"update {step}" if i in (0, len(traces) - 1) else None
         axes.plot(range(1, len(trace) + 1), trace, color=shade, linewidth=1.4, label=label)
+    low, high = (_gaps(edge) for edge in traces[-1].band or ((), ()))
+    if len(low) == len(high) == len(trace):
+        label = f"80 % of samples, update {step}"
+        axes.fill_between(range(1, len(low) + 1), low, high, color=shade, alpha=0.3, label=label)
     tolerance = _relative_tolerance(preset)
     if tolerance is not None:
-        axes.axhline(tolerance, color="black", linestyle=":", linewidth=1.2, label="tolerance")
+        draw_tolerance(axes, tolerance)
     axes.set(xlabel="evaluations of f", ylabel="relative residual |f(z) - z| / |f(z)|")
     axes.set_yscale("log")
     axes.legend(frameon=False, fontsize=8)
@@ -115,11 +121,40 @@ def _convergence(val: list[LogLine], preset: Preset) -> list[Picture]:
     return [Picture("convergence", caption.strip(), to_png(figure))]
 
 
+class _Traced(NamedTuple):
+    """The residuals by evaluation after some updates, and their band over samples, if logged."""
+
+    step: int
+    trace: list[float]
+    band: list[list[float]]
+
+
 def _trace(line: LogLine) -> list[float]:
     values = (line.get("solver") or {}).get("trace") or []
-    if not isinstance(values, list):
-        return []
+    return _gaps(values) if isinstance(values, list) else []
+
+
+def _band(line: LogLine) -> list[list[float]]:
+    """Return the lower and upper residuals of most samples; none in logs of earlier versions."""
+    values = (line.get("solver") or {}).get("band") or []
+    return values if isinstance(values, list) and len(values) == 2 else []
+
+
+def _gaps(values: Sequence[Any]) -> list[float]:
+    """Return numbers, with NaN where there is none."""
     return [value if isinstance(value, (int, float)) else float("nan") for value in values]
+
+
+def _histogram(val: list[LogLine]) -> list[Picture]:
+    counts = (val[-1].get("solver") or {}).get("steps") if val else None
+    if not isinstance(counts, dict) or len(counts) < 2:
+        return []
+    steps = [float(step) for step, count in counts.items() for _ in range(int(count))]
+    caption = (
+        "Evaluations that each validation sample needed for its returned state, after update "
+        f"{val[-1]['step']}."
+    )
+    return [Picture("evaluations", caption, to_png(plot_evaluations(steps)))]
 
 
 def _relative_tolerance(preset: Preset) -> float | None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import inspect
 import re
-import types
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Any, NamedTuple
 
+from deq_zoo.parsing import kind_name
 from deq_zoo.preset import Preset
 from deq_zoo.settings import walk
 from torchdeq import DEQConfig
@@ -44,8 +44,13 @@ class Setting(NamedTuple):
 
 
 def settings(config: Any) -> Iterator[Setting]:
-    """Yield the settings of a configuration; of a preset, without options that its task ignores."""
+    """Yield the settings of a configuration.
+
+    Those of a preset are without options that its task ignores, and without the published result.
+    """
     for field in walk(config):
+        if isinstance(config, Preset) and field.path.partition(".")[0] == "target":
+            continue
         if isinstance(field.owner, DEQConfig):
             if isinstance(config, Preset) and field.name not in config.task.uses:
                 continue
@@ -84,23 +89,6 @@ def read_args(doc: str) -> dict[str, str]:
     return entries
 
 
-def kind_name(kind: Any) -> str:
-    """Return a type in words, e.g. `int, or none`."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        names = [kind_name(each) for each in inner if each is not types.NoneType]
-        return ", or ".join([*names, "none"] if types.NoneType in inner else names)
-    if origin is Literal:
-        return " | ".join(map(str, inner))
-    if origin is tuple and ... not in inner:
-        return ",".join(map(kind_name, inner))
-    if origin in (tuple, list):
-        return f"list of {kind_name(inner[0])}"
-    if origin is dict or kind is dict:
-        return "name=value pairs"
-    return getattr(kind, "__name__", str(kind))
-
-
 def shown(value: Any) -> str:
     """Return a value as `--set` takes it."""
     if value is None:
@@ -108,7 +96,8 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (tuple, list)):
-        return ",".join(map(shown, value)) or "()"
+        inner = (f"({shown(v)})" if isinstance(v, (tuple, list)) else shown(v) for v in value)
+        return ",".join(inner) or "()"
     return str(value)
 
 

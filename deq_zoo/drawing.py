@@ -1,15 +1,15 @@
-"""Figures as PNG, in one style."""
+"""Plots of named lines, as pictures of a report."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from math import isfinite
-from typing import Any, NamedTuple
-
-from matplotlib.figure import Figure
+from typing import NamedTuple
 
 from deq_zoo.task import Picture
+from torchdeq.plots import new_axes, to_png
+
+__all__ = ["Line", "line_plot", "new_axes", "to_png"]
 
 
 class Line(NamedTuple):
@@ -19,13 +19,6 @@ class Line(NamedTuple):
     x: Sequence[float]
     y: Sequence[float]
     dashed: bool = False
-
-
-def to_png(figure: Figure) -> bytes:
-    """Return a figure as the bytes of a PNG."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120, bbox_inches="tight", facecolor="white")
-    return buffer.getvalue()
 
 
 def line_plot(
@@ -64,14 +57,6 @@ def line_plot(
     if len(shown) > 1:
         axes.legend(frameon=False, fontsize=8)
     return [Picture(name, caption, to_png(figure))]
-
-
-def new_axes() -> tuple[Figure, Any]:
-    """Return a figure of the report's size with a grid, and its axes."""
-    figure = Figure(figsize=(5.6, 3.4), layout="constrained")
-    axes = figure.add_subplot()
-    axes.grid(alpha=0.3)
-    return figure, axes
 
 
 def _finite(line: Line) -> Line:

@@ -23,7 +23,7 @@ from deq_zoo.errors import ZooError
 from deq_zoo.spelling import suggest
 
 GROUP = "deq_zoo.families"
-_BUILT_IN = ("diffusion", "flow", "ignn", "inr", "lm", "mdeq")
+_BUILT_IN = ("diffusion", "flow", "ignn", "inr", "lm", "mdeq", "reason")
 _registered: dict[str, Family] = {}
 _log = logging.getLogger("deq_zoo")
 
@@ -42,6 +42,8 @@ class Family:
         predicts: what `predict` takes and returns or writes, in a sentence; "" without files.
         samples: what `sample` writes, in a sentence; "" if there is nothing to sample.
         converter: the module with `from_authors` and `to_authors`; "" without released weights.
+        service: the module with `make_service`, for `serve`; "" if it cannot be served.
+        pipeline_tag: the task of its models on the Hugging Face Hub; "" if none fits.
     """
 
     name: str
@@ -53,6 +55,8 @@ class Family:
     predicts: str = ""
     samples: str = ""
     converter: str = ""
+    service: str = ""
+    pipeline_tag: str = ""
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():

@@ -2,7 +2,8 @@
 
 Every parameter must be finite, and every tensor of the state_dict beside the parameters (running
 statistics, averages of weights) that was finite when the model was built. Infinities that a model
-is built with, e.g. a mask of `-inf`, are part of its design.
+is built with, e.g. a mask of `-inf`, are part of its design. Of a sharded tensor, each process
+checks its own part.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from deq_zoo.errors import ZooError
-from deq_zoo.tree import tensors
+from deq_zoo.tree import local, tensors
 
 _WHAT_TO_TRY = (
     "lower the learning rate (--set lr=...), clip the gradient (--set clip=1) or damp the "
@@ -82,5 +83,5 @@ def _state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _not_finite(named: Iterable[tuple[str, Tensor]]) -> Iterator[str]:
     for name, tensor in named:
         floating = tensor.is_floating_point() or tensor.is_complex()
-        if floating and not bool(tensor.detach().isfinite().all()):
+        if floating and not bool(local(tensor.detach()).isfinite().all()):
             yield name

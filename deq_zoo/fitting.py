@@ -11,15 +11,13 @@ from torch import Tensor
 
 from deq_zoo.batches import open_batches
 from deq_zoo.building import build_for_training
-from deq_zoo.errors import ZooError
 from deq_zoo.finite import check_loss, diverged, find_not_finite, not_finite_by_design
 from deq_zoo.model import Model
+from deq_zoo.precision import in_precision
 from deq_zoo.preset import Preset
 from deq_zoo.randomness import unchanged_randomness
 from deq_zoo.task import WHOLE
 from deq_zoo.update import Learner, OneDevice, check_seconds
-
-_DTYPES = {"no": None, "bf16": torch.bfloat16}
 
 
 def fit(
@@ -47,8 +45,6 @@ def fit(
             f"fit takes a preset, e.g. of deq_zoo.preset.find_preset, got {type(preset).__name__}"
         )
     check_seconds(max_seconds)
-    if preset.precision == "fp16":
-        raise ZooError("fit has no scaling of gradients, which fp16 needs: use precision=bf16")
     with unchanged_randomness():
         if model is None:
             model = build_for_training(preset)
@@ -58,8 +54,8 @@ def fit(
         torch.manual_seed(preset.seed)
         _fit(
             preset,
-            model.to(device),
-            OneDevice(device, _DTYPES[preset.precision]),
+            in_precision(model.to(device), preset.precision),
+            OneDevice(device, preset.precision),
             max_seconds,
             progress,
         )
@@ -75,7 +71,7 @@ def _fit(
 ) -> None:
     """Update a model in memory until its steps are done or the time is up."""
     exempt = not_finite_by_design(model)
-    optimizer = preset.optim.make(p for p in model.parameters() if p.requires_grad)
+    optimizer = devices.prepare(preset.optim.make_for(model))
     learner = Learner(preset, model, optimizer, devices, preset.total_steps)
     losses: deque[Tensor] = deque(maxlen=preset.accumulate)  # of the latest update
     began = time.monotonic()

@@ -59,7 +59,7 @@ def describe_subject(parser: argparse.ArgumentParser, command: str, subject: str
         subject: the name of a preset, or the path of a run or checkpoint.
     """
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    if command in ("evaluate", "predict", "sample"):
+    if command in ("evaluate", "predict", "sample", "export"):
         name, preset = open_preset(Path(subject))
     else:
         name, preset = subject, find_preset(subject)
@@ -67,7 +67,9 @@ def describe_subject(parser: argparse.ArgumentParser, command: str, subject: str
     if command == "predict":
         parser.epilog = f"{name}: {family.predicts if family else ''}"
     elif command == "sample":
-        parser.epilog = f"options of {name}:\n{format_sampling(preset.task.sampling())}"
+        parser.epilog = f"options of {name}:\n{format_options(preset.task.sampling())}"
+    elif command == "export":
+        parser.epilog = f"options of {name}:\n{format_options(preset.task.exporting())}"
     else:
         add_flags(parser, preset)
         parser.usage = _USAGE[command]
@@ -84,8 +86,8 @@ def format_settings(items: Iterable[Setting]) -> str:
     )
 
 
-def format_sampling(options: Any) -> str:
-    """Return the options of sampling as flags, with defaults and meanings."""
+def format_options(options: Any) -> str:
+    """Return the options of sampling or exporting as flags, with defaults and meanings."""
     return "\n".join(
         f"  --{item.path.replace('_', '-')}  ({item.kind}, default: {item.shown or 'none'})"
         + _indent(item.meaning)

@@ -10,7 +10,7 @@ from deq_zoo.preset import Preset
 from deq_zoo.values import to_data
 
 #: Settings that may change when a run goes on.
-CHANGEABLE = ("steps", "epochs", "eval_every", "save_every", "log_every", "workers")
+CHANGEABLE = ("steps", "epochs", "eval_every", "save_every", "log_every", "workers", "parallel")
 _BESIDE = (*CHANGEABLE, "target", "task.data_dir")  # settings that do not make another model
 
 

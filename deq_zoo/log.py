@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from math import isfinite
+from math import isfinite, nan
 from typing import Any
 
 _NO_SOLVER: dict[str, Any] = {"nfe": None, "residual": None, "statuses": {}, "trace": []}
@@ -37,6 +37,11 @@ def read_line(text: str) -> dict[str, Any] | None:
     return line
 
 
+def metrics_of(line: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics in a line that `read_line` returned; null is NaN again."""
+    return {name: nan if value is None else value for name, value in line["metrics"].items()}
+
+
 def as_json(values: Mapping[str, Any]) -> str:
     """Return one line of JSON; NaN and infinity become null."""
 
@@ -54,7 +59,13 @@ def _solver(line: Mapping[str, Any]) -> dict[str, Any]:
     """Return the summary of the solver in a line, with every key that readers expect."""
     solver = line.get("solver")
     given = solver if isinstance(solver, dict) else {}
-    trace = given.get("trace")
+    trace, band = given.get("trace"), given.get("band")
+    optional: dict[str, Any] = {}
+    if isinstance(band, list) and len(band) == 2 and all(map(_is_trace, band)):
+        optional["band"] = band
+    if isinstance(given.get("steps"), dict):
+        steps = _numbers(given["steps"])
+        optional["steps"] = {k: v for k, v in steps.items() if k.isdecimal() and v}
     numbers = _numbers(given)
     if numbers.get("spectral_radius", 0) is None:
         del numbers["spectral_radius"]
@@ -62,12 +73,17 @@ def _solver(line: Mapping[str, Any]) -> dict[str, Any]:
         **_NO_SOLVER,
         **numbers,
         "statuses": {k: v for k, v in _numbers(given.get("statuses")).items() if v is not None},
-        "trace": trace if isinstance(trace, list) and all(map(_is_number, trace)) else [],
+        "trace": trace if _is_trace(trace) else [],
+        **optional,
     }
 
 
 def _numbers(values: Any) -> dict[str, float | None]:
     return {k: v for k, v in values.items() if _is_number(v)} if isinstance(values, dict) else {}
+
+
+def _is_trace(values: Any) -> bool:
+    return isinstance(values, list) and all(map(_is_number, values))
 
 
 def _is_number(value: Any) -> bool:

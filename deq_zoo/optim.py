@@ -6,11 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import cos, pi
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
 
 from deq_zoo.checks import check_fields
+
+if TYPE_CHECKING:
+    from deq_zoo.model import Model
 
 
 class Schedule(ABC):
@@ -128,11 +132,32 @@ class WarmCosine(Schedule):
         return 0.5 * (1 + cos(pi * min(1.0, step / max(1, steps))))
 
 
+@dataclass(frozen=True)
+class Trapezoid(Schedule):
+    """The full rate, then a straight line to 0 at the end of the run.
+
+    Args:
+        cooldown: share of the updates in which the rate falls, from 0 to 1.
+        warmup: updates in which the rate rises.
+    """
+
+    cooldown: float = 0.5
+    warmup: int = 0
+
+    def factor(self, step: int, steps: int) -> float:
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        falling = int(self.cooldown * steps)
+        return 1.0 if step <= steps - falling else max(0, steps - step) / falling
+
+
 class Optim(ABC):
     """Options of an optimiser. Subclasses are frozen dataclasses."""
 
     lr: float
     schedule: Schedule
+    #: Whether an update needs whole matrices: the shards of `parallel=fsdp` are an error then.
+    needs_whole_matrices: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         numbers = [name for name, value in vars(self).items() if isinstance(value, float)]
@@ -144,6 +169,10 @@ class Optim(ABC):
     @abstractmethod
     def make(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Return an optimiser of parameters."""
+
+    def make_for(self, model: Model) -> torch.optim.Optimizer:
+        """Return an optimiser of the weights of a model that require a gradient."""
+        return self.make(p for p in model.parameters() if p.requires_grad)
 
     def set_rate(self, optimizer: torch.optim.Optimizer, step: int, steps: int) -> float:
         """Set the rate of update `step`, relative to each group's own; return the first."""

@@ -95,3 +95,22 @@ class OutFolder:
                 f"{path} exists already: choose another folder with --out, or replace it with "
                 "--force"
             )
+
+
+def results_folder(asked: Path | None, force: bool, kind: str) -> OutFolder:
+    """Return the folder for results; raise `ZooError` if their listing would replace a file.
+
+    Args:
+        asked: the folder that the user named; None for the usual one.
+        force: replace files that are there already.
+        kind: `predictions` or `samples`, the name of the usual folder.
+    """
+    out = OutFolder(asked or Path(kind), force, asked=asked is not None)
+    if out.asked:
+        out.check([listing(kind)])
+    return out
+
+
+def listing(kind: str) -> str:
+    """Return the name of the file that lists all results of a kind in a folder."""
+    return f"{kind}.jsonl"

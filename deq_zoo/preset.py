@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -14,11 +15,14 @@ from deq_zoo.errors import ZooError
 from deq_zoo.family import Family, families, preset_summaries
 from deq_zoo.optim import Adam, Optim
 from deq_zoo.packages import require_family
+from deq_zoo.precision import Precision, describe_tolerances, reachable_tolerances
 from deq_zoo.spelling import suggest
 from deq_zoo.task import Task
 from deq_zoo.uses import NORM
 from torchdeq import get_deq
 from torchdeq.registry import Registry
+
+_log = logging.getLogger("deq_zoo")
 
 
 @dataclass(frozen=True)
@@ -48,12 +52,15 @@ class Preset:
         accumulate: batches per update.
         clip: largest norm of the gradient; 0 does not clip.
         clip_value: largest magnitude of an entry of the gradient; 0 does not clip.
-        precision: mixed precision of the arithmetic; `no` is float32.
+        precision: of the arithmetic. `no` is float32; `bf16` and `fp16` are mixed precision, fp16
+            with scaled losses; `float64` holds weights, data and states in double precision.
         seed: seed of initialisation, data order and all other randomness.
         log_every: updates between two lines of the log.
         eval_every: updates between two evaluations; 0 evaluates once per epoch.
         save_every: updates between two checkpoints.
         workers: processes that make batches; `none` lets the machine and the task decide.
+        parallel: how several processes hold the model: `ddp` gives each the whole of it, `fsdp` a
+            shard of every weight.
         target: the published result to compare with.
     """
 
@@ -64,12 +71,13 @@ class Preset:
     accumulate: int = 1
     clip: float = 0.0
     clip_value: float = 0.0
-    precision: Literal["no", "bf16", "fp16"] = "no"
+    precision: Precision = "no"
     seed: int = 0
     log_every: int = 10
     eval_every: int = 0
     save_every: int = 100
     workers: int | None = None
+    parallel: Literal["ddp", "fsdp"] = "ddp"
     target: Target | None = None
 
     def __post_init__(self) -> None:
@@ -81,6 +89,8 @@ class Preset:
         check_fields(self, 0, "steps", "epochs", "eval_every", "clip", "clip_value")
         if self.workers is not None:
             check_fields(self, 0, "workers")
+        if self.parallel not in ("ddp", "fsdp"):
+            raise ValueError(f"parallel must be ddp or fsdp, got {self.parallel!r}")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be a number from 0 to 2**32 - 1, got {self.seed}")
 
@@ -96,8 +106,12 @@ class Preset:
 
     def with_data_dir(self, folder: str | Path) -> Preset:
         """Return the preset with its data in another folder."""
-        if not hasattr(self.task, "data_dir"):
-            raise ZooError(f"{type(self.task).__name__} reads no files: drop --data-dir")
+        if not self.task.reads_data_dir:
+            name = getattr(self.task, "data", None)
+            what, hint = type(self.task).__name__, ""
+            if isinstance(name, str):
+                what, hint = f"{what} of {name}", ", or choose other data with --set data=..."
+            raise ZooError(f"{what} reads no data set from disk: drop --data-dir{hint}")
         task = replace(self.task, data_dir=str(Path(folder).absolute()))  # type: ignore[type-var]
         return replace(self, task=task)
 
@@ -122,6 +136,19 @@ class Preset:
             return changed
         except (ValueError, TypeError, KeyError) as error:
             raise ZooError(str(error)) from None
+
+    def with_reachable_tolerances(self, kept: Collection[str] = ()) -> Preset:
+        """Return the preset with tolerances that its precision can meet; log a note if any rise.
+
+        Args:
+            kept: options of the equilibrium that the user has set: they stay.
+        """
+        raised = reachable_tolerances(self.task.deq, self.precision, self.task.uses, kept)
+        if not raised:
+            return self
+        changed = self.with_deq(**raised)
+        _log.info(describe_tolerances(changed.task.deq, self.precision))
+        return changed
 
 
 PRESETS: Registry[Callable[[], Preset]] = Registry("preset")

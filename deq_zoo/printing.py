@@ -1,14 +1,17 @@
-"""What `predict`, `sample` and `evaluate` print, and the listing of results that they write."""
+"""What `train`, `evaluate`, `predict` and `sample` print, and the listing of results."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deq_zoo.log import as_json
 from deq_zoo.predictions import Failure, OutFolder, Prediction
 from deq_zoo.task import Evaluation, Split, Task
+
+if TYPE_CHECKING:
+    from deq_zoo.training import Result
 
 _STATUSES = {"MAX_ITER": "budget spent", "NONFINITE": "not finite"}
 
@@ -58,6 +61,40 @@ def evaluation_as_data(evaluation: Evaluation, split: Split) -> dict[str, Any]:
     """Return an evaluation as plain values, with the residual after each step of the solver."""
     solver = evaluation.solver.summary()
     return {"split": split, "metrics": dict(evaluation.metrics), "solver": solver}
+
+
+def show_training(result: Result, json: bool) -> int:
+    """Print how a run ended, in its main process alone; return the exit code.
+
+    Args:
+        result: of the run.
+        json: print JSON on a terminal, too.
+    """
+    if not result.main:
+        return 0
+    if not result.finished:
+        print(
+            f"deq-zoo: stopped at step {result.step} of {result.steps}; --resume goes on from "
+            f"{result.run.path}",
+            file=sys.stderr,
+        )
+        if result.interrupted:
+            return 128 + result.interrupted
+    _print_metrics(result, json)
+    return 0
+
+
+def _print_metrics(result: Result, json: bool) -> None:
+    """Print metrics line by line on a terminal, else one object of JSON."""
+    run, preset = result.run, result.run.preset()
+    if json or not sys.stdout.isatty():
+        print(as_json({"run": str(run.path), **result.metrics}))
+        return
+    for name, value in result.metrics.items():
+        print(f"{name}: {value:.4g}")
+    if preset.target is not None:
+        print(f"published {preset.target.metric}: {preset.target.value} ({preset.target.source})")
+    print(f"run: {run.path}" + (f", report: {run.report}" if run.report.exists() else ""))
 
 
 def describe_evaluation(evaluation: Evaluation, task: Task) -> Iterator[str]:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from deq_zoo.errors import ZooError
 from deq_zoo.peer_watch import PeerWatch
+from deq_zoo.precision import AUTOCAST, make_scaler
 from deq_zoo.preset import Preset
 from deq_zoo.signals import handling
 
@@ -73,6 +74,12 @@ class Processes:
     def gather(self, value: T) -> list[T]:
         """Return the values of all processes, by their numbers."""
         return cast("list[T]", gather_object([value]))
+
+    def first(self, value: T | None) -> T | None:
+        """Return the value of the first process that has one; all of them must then do the same."""
+        if self.count == 1:
+            return value
+        return next((each for each in self.gather(value) if each is not None), None)
 
     def mean(self, values: Mapping[str, float]) -> dict[str, float]:
         """Return the means of numbers over all processes."""
@@ -131,12 +138,21 @@ def start_processes(preset: Preset, cpu: bool) -> Processes:
     ]
     try:
         accelerator = Accelerator(
-            mixed_precision=preset.precision, cpu=cpu, kwargs_handlers=handlers
+            mixed_precision=preset.precision if preset.precision in AUTOCAST else "no",
+            cpu=cpu,
+            kwargs_handlers=handlers,
         )
-    except dist.DistError as error:
-        raise ZooError(f"the processes of this run did not find each other: {error}") from None
+    except (dist.DistError, ValueError) as error:
+        if not _world_is_set():
+            raise
+        raise ZooError(
+            f"the processes of this run did not find each other: {error}; a launcher such as "
+            "torchrun sets WORLD_SIZE and what belongs to it: unset it to train with one process"
+        ) from None
     if preset.precision == "fp16" and accelerator.device.type == "cpu":
-        raise ZooError("fp16 needs an accelerator: use precision=bf16, or none, on a CPU")
+        # On a CPU accelerate leaves fp16 out without a word: neither autocast nor scaled losses.
+        accelerator.native_amp = True
+        accelerator.scaler = make_scaler("fp16", accelerator.device)
     return Processes(accelerator)
 
 

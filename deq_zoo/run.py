@@ -127,9 +127,13 @@ class Run:
             raise ZooError(f"{self.config} is not the configuration of a run")
         return config
 
+    def weights(self, best: bool = False) -> Path:
+        """Return the file of the last checkpoint, or of the best if there is one."""
+        return self.best if best and self.best.exists() else self.last
+
     def checkpoint(self, best: bool = False) -> Checkpoint:
         """Return the last checkpoint, or the best if there is one; check that it is of this run."""
-        path = self.best if best and self.best.exists() else self.last
+        path = self.weights(best)
         checkpoint = Checkpoint.load(path)
         differing = differing_settings(read_preset(checkpoint.config, str(path)), self.preset())
         if differing:

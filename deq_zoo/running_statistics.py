@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from deq_zoo.checkpoint import digest
 from deq_zoo.processes import Processes
+from deq_zoo.tree import local
 
 Buffers = dict[str, Tensor]
 
@@ -94,6 +95,7 @@ def _running(module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _saved_buffers(model: nn.Module) -> Buffers:
-    """Return the buffers that belong to the state_dict."""
+    """Return the buffers that belong to the state_dict and that every process has as a whole."""
     saved = model.state_dict().keys()
-    return {name: b for name, b in model.named_buffers() if name in saved}
+    named = model.named_buffers()
+    return {name: b for name, b in named if name in saved and local(b) is b}

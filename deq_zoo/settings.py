@@ -142,7 +142,9 @@ def change_preset(
     data_dir: str | Path | None,
     all_names: str = "",
 ) -> Preset:
-    """Return a preset with options of the equilibrium, its data and then other settings changed.
+    """Return a preset with options of the equilibrium, other settings and then its data changed.
+
+    Another precision brings tolerances that it can meet, unless these changes set them.
 
     Args:
         preset: the preset.
@@ -151,8 +153,12 @@ def change_preset(
         data_dir: the folder of the data; None leaves it.
         all_names: where users read the names of all settings, for errors.
     """
-    changed = preset.with_deq(**deq)
-    if data_dir is not None:
-        changed = changed.with_data_dir(data_dir)
-    result: Preset = with_settings(changed, settings, all_names)
+    result: Preset = with_settings(preset.with_deq(**deq), settings, all_names)
+    former, now = (getattr(each.task, "data_dir", None) for each in (preset, result))
+    folder = now if data_dir is None and now != former else data_dir
+    if folder is not None:
+        result = result.with_data_dir(folder)
+    if result.precision != preset.precision:
+        names = (setting.partition("=")[0].rpartition(".")[2] for setting in settings)
+        result = result.with_reachable_tolerances({*deq, *names})
     return result.with_deq()  # checks options of the equilibrium among `settings`

@@ -1,4 +1,4 @@
-"""Signals that end a training run after the current step."""
+"""Ctrl-C and SIGTERM: collected until a training step ends, or handled by a function."""
 
 from __future__ import annotations
 

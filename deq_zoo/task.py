@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from deq_zoo.errors import DataError, MissingPackage, ZooError
+from deq_zoo.exportable import Exportable, NoOptions
 from deq_zoo.model import Model
 from deq_zoo.predictions import Failure, OutFolder, Prediction
 from deq_zoo.record import SolverRecord
@@ -108,6 +109,9 @@ class Task(ABC):
     score: ClassVar[Score]
     #: Fields that an earlier version wrote to run folders, and their names now; None drops them.
     former_fields: ClassVar[Mapping[str, str | None]] = {}
+    #: Whether `after_step` changes each row of a weight by itself, or no weight: with
+    #: `parallel=fsdp` it gets the rows of its process. If False, all weights are gathered for it.
+    shardwise: ClassVar[bool] = False
     deq: DEQConfig
 
     def __post_init__(self) -> None:
@@ -136,6 +140,11 @@ class Task(ABC):
     def open_data(self) -> None:
         """Raise `DataError` for missing or broken data before a run folder is touched."""
         _ = self.train_set, self.val_set, self.test_set, self.steps_per_epoch
+
+    @property
+    def reads_data_dir(self) -> bool:
+        """Return whether `data_dir` has an effect: data that comes with a package needs none."""
+        return hasattr(self, "data_dir")
 
     def facts(self) -> dict[str, Any]:
         """Return facts about the data that using the model needs, e.g. names of classes.
@@ -213,6 +222,18 @@ class Task(ABC):
         """Change a model after every update, e.g. project its weights."""
         return
 
+    def split_carry(self, carries: Sequence[Any], shard: Shard) -> Any:
+        """Return the carry of one process of a run that goes on with another number of processes.
+
+        Args:
+            carries: `Loss.carry` of each process that wrote the checkpoint; none is None.
+            shard: of the process that goes on.
+
+        Returns:
+            The carry, or None to begin as at the first step.
+        """
+        return None
+
     def pictures(self, model: Any) -> list[Picture]:
         """Return examples for the report."""
         return []
@@ -248,6 +269,14 @@ class Task(ABC):
     def sample(self, model: Any, options: Any, out: OutFolder) -> Iterator[Prediction]:
         """Yield what the model generates, as the options from `sampling` say."""
         raise ZooError(f"{type(self).__name__} has nothing to sample")
+
+    def exporting(self) -> Any:
+        """Return the options of `export` at their defaults: a frozen dataclass."""
+        return NoOptions()
+
+    def export(self, model: Any, options: Any) -> Exportable:
+        """Return a model as other programs call it, as the options from `exporting` say."""
+        raise ZooError(f"{type(self).__name__} has nothing to export")
 
 
 def generator(*key: object) -> torch.Generator:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from accelerate.utils import set_seed
 
@@ -19,7 +18,9 @@ from deq_zoo.building import build_for_training
 from deq_zoo.errors import ZooError
 from deq_zoo.evaluate import evaluate
 from deq_zoo.finite import all_finite, check_loss, diverged, find_not_finite, not_finite_by_design
+from deq_zoo.log import metrics_of
 from deq_zoo.model import Model
+from deq_zoo.parallel import Parallel, Replicated
 from deq_zoo.preset import Preset
 from deq_zoo.processes import Processes
 from deq_zoo.progress import Display, make_display
@@ -27,9 +28,8 @@ from deq_zoo.run import Run
 from deq_zoo.run_state import collect_state, restore_state
 from deq_zoo.running_statistics import merged_statistics
 from deq_zoo.signals import interruptible
-from deq_zoo.task import Batch, Shard, Split
+from deq_zoo.task import Batch, Loss, Shard, Split
 from deq_zoo.update import Learner
-from deq_zoo.weights import load_weights
 from deq_zoo.window import Window
 
 TIME_UP = 1  # a reason to stop; the others are numbers of signals, and larger
@@ -54,16 +54,15 @@ class Trainer(Learner):
         self.not_finite_by_design = not_finite_by_design(model)
         if begins:
             preset.task.begin(model)
-        optimizer = preset.optim.make(p for p in model.parameters() if p.requires_grad)
         set_seed(preset.seed + processes.rank)  # every process draws its own masks
-        accelerator = processes.accelerator
-        with warnings.catch_warnings():  # of an option that new versions of torch call otherwise
-            warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
-            wrapped, optimizer = accelerator.prepare(model, optimizer)
-        # Mixed precision is a block around the loss: accelerate's wrapper would rebuild what a
-        # model returns, and lose the counts of its statistics.
-        accelerator.unwrap_model(wrapped, keep_fp32_wrapper=False)
-        super().__init__(preset, wrapped, optimizer, accelerator, preset.total_steps)
+        self.parallel = _place(preset, model, processes)
+        super().__init__(
+            preset,
+            self.parallel.module,
+            self.parallel.optimizer,
+            processes.accelerator,
+            preset.total_steps,
+        )
         self.run, self.name, self.processes = run, name, processes
         self.best: float | None = None
         self.best_step: int | None = None
@@ -75,8 +74,14 @@ class Trainer(Learner):
 
     @property
     def bare_model(self) -> Model:
-        """Return the model as the task has built it."""
-        return cast(Model, self.processes.accelerator.unwrap_model(self.model))
+        """Return the model as the task has built it; its weights may be shards."""
+        return self.parallel.model
+
+    def compute_loss(self, batch: Batch) -> Loss:
+        return self.parallel.loss(batch, self.carry)
+
+    def after_step(self) -> None:
+        self.parallel.after_step()
 
     def train(self, quiet: bool, max_seconds: float | None) -> None:
         """Update, log, evaluate and save until the steps are done, or there is a reason to stop."""
@@ -157,9 +162,10 @@ class Trainer(Learner):
             return {}
         began = time.monotonic()
         self._check_finite()
-        model, processes = self.bare_model, self.processes
-        with merged_statistics(model, processes):
-            metrics, solver = processes.from_main(lambda: self._score(model, "val", False))
+        processes = self.processes
+        with merged_statistics(self.bare_model, processes):
+            model = self.parallel.whole()
+            metrics, solver = processes.from_main(lambda: self._score(model(), "val", False))
         self._write("eval", self.step, {"split": "val", "metrics": metrics, "solver": solver})
         display.evaluated(self.step, metrics, solver)
         if not isfinite(metrics[self.task.score.name]) and processes.is_main:
@@ -179,17 +185,17 @@ class Trainer(Learner):
     def score_test(self) -> dict[str, float]:
         """Return the metrics of the chosen weights on the test data; score and log them only once.
 
-        Afterwards the model has the chosen weights.
+        Afterwards the model in training may have the chosen weights.
         """
         return self.processes.from_main(self._score_test)
 
     def _score_test(self) -> dict[str, float]:
         for line in self.run.lines("test"):
             if line.get("of") == self.steps:  # not of the run before it was extended
-                return cast("dict[str, float]", line["metrics"])
+                return metrics_of(line)
         checkpoint = self.run.checkpoint(best=True)
-        load_weights(self.bare_model, checkpoint.model, str(self.run.path))
-        metrics, solver = self._score(self.bare_model, "test", True)
+        model = self.parallel.loaded(checkpoint.model, str(self.run.path))
+        metrics, solver = self._score(model, "test", True)
         values = {"of": self.steps, "split": "test", "metrics": metrics, "solver": solver}
         self._write("test", checkpoint.step, values)
         return metrics
@@ -209,11 +215,11 @@ class Trainer(Learner):
         """Raise `ZooError` if the loss, the weights or the optimiser's state are not finite."""
         check_loss(self.window.loss, self.step, self._what_is_left())
         name = find_not_finite(self.bare_model, self.not_finite_by_design)
+        if name is None and not all_finite(self.optimizer.optimizer.state_dict()["state"]):
+            name = "the optimiser's state"
+        name = self.processes.first(name)
         if name is not None:
             raise diverged(f"{name} holds NaN or infinity", self.step, self._what_is_left())
-        if not all_finite(self.optimizer.optimizer.state_dict()["state"]):
-            what = "the optimiser's state holds NaN or infinity"
-            raise diverged(what, self.step, self._what_is_left())
 
     def _what_is_left(self) -> str:
         if self.saved_step is None:
@@ -231,11 +237,6 @@ class Trainer(Learner):
     def resume(self) -> None:
         """Go on from the last checkpoint of the run."""
         checkpoint = self.run.checkpoint()
-        if len(checkpoint.carry) != self.processes.count:
-            raise ZooError(
-                f"the run was made by {len(checkpoint.carry)} processes: resume it with as many, "
-                f"not {self.processes.count}"
-            )
         if checkpoint.step > self.steps:
             raise ZooError(
                 f"{self.run.path} has done {checkpoint.step} steps: choose at least as many, not "
@@ -247,6 +248,15 @@ class Trainer(Learner):
             if best.step >= checkpoint.step:
                 self.best, self.best_step = best.notes["best"], best.step
         evaluations = [line for line in self.run.lines("eval") if line["step"] <= self.step]
-        self.validation = evaluations[-1]["metrics"] if evaluations else {}
+        self.validation = metrics_of(evaluations[-1]) if evaluations else {}
         self.saved_step = self.step
         self.processes.from_main(lambda: self.run.forget_after(self.step))
+
+
+def _place(preset: Preset, model: Model, processes: Processes) -> Parallel:
+    """Return a newly built model as the preset's `parallel` places it on the processes."""
+    if preset.parallel == "ddp" or processes.count == 1:  # one process has nothing to share out
+        return Replicated(preset, model, processes)
+    from deq_zoo.sharding import Sharded  # slow to import
+
+    return Sharded(preset, model, processes)

@@ -33,11 +33,22 @@ def map_tensors(f: Callable[[Tensor], Tensor], tree: Any) -> Any:
     return tree
 
 
-def to_device(tree: Any, device: torch.device) -> Any:
-    """Return the tree with every tensor on a device."""
-    return map_tensors(lambda t: t.to(device, non_blocking=True), tree)
+def to_device(tree: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
+    """Return the tree with every tensor on a device, those of floats in `dtype` if it is given."""
+
+    def move(t: Tensor) -> Tensor:
+        kind = t.dtype if dtype is None or not t.is_floating_point() else dtype
+        return t.to(device, kind, non_blocking=True)
+
+    return map_tensors(move, tree)
 
 
 def detached(tree: Any) -> Any:
     """Return the tree with every tensor outside of any graph."""
     return map_tensors(Tensor.detach, tree)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of a sharded tensor that this process holds; others as they are."""
+    to_local = getattr(tensor, "to_local", None)  # importing DTensor to ask for it takes long
+    return tensor if to_local is None else to_local()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from math import inf
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from deq_zoo.errors import ZooError
+from deq_zoo.precision import Precision, autocast, make_scaler
 from deq_zoo.preset import Preset
 from deq_zoo.task import Batch, Loss, Task
 from deq_zoo.tree import detached, to_device
@@ -38,33 +39,58 @@ class OneDevice:
 
     Args:
         device: the device.
-        dtype: the precision of the model's arithmetic; None computes in that of the weights.
+        precision: of the model's arithmetic; see `Preset`.
     """
 
     num_processes = 1
 
-    def __init__(self, device: torch.device | str, dtype: torch.dtype | None = None) -> None:
-        self.device, self.dtype = torch.device(device), dtype
+    def __init__(self, device: torch.device | str, precision: Precision = "no") -> None:
+        self.device, self.precision = torch.device(device), precision
+        self._scaler = make_scaler(precision, self.device)
+        self._optimizer: Any = None
+
+    def prepare(self, optimizer: torch.optim.Optimizer) -> Any:
+        """Return the optimiser of a run; with scaled losses, one that skips steps of infinities."""
+        self._optimizer = optimizer
+        return optimizer if self._scaler is None else _Scaled(optimizer, self._scaler)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        if self.dtype is None:
-            return nullcontext()
-        return torch.autocast(self.device.type, self.dtype)
+        return autocast(self.precision, self.device)
 
     def backward(self, loss: Tensor) -> None:
-        loss.backward()
+        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
 
     def gather(self, tensor: Tensor) -> Tensor:
         return tensor
 
     def clip_grad_norm_(self, parameters: Iterable[nn.Parameter], max_norm: float) -> object:
+        self._unscale()
         return nn.utils.clip_grad_norm_(parameters, max_norm)
 
     def clip_grad_value_(self, parameters: Iterable[nn.Parameter], clip_value: float) -> None:
+        self._unscale()
         nn.utils.clip_grad_value_(parameters, clip_value)
+
+    def _unscale(self) -> None:
+        """Divide the gradients by the scale of the loss: limits are those of true gradients."""
+        if self._scaler is not None:
+            self._scaler.unscale_(self._optimizer)
 
     def unwrap_model(self, model: nn.Module) -> nn.Module:
         return model
+
+
+class _Scaled:
+    """An optimiser whose gradients are those of a scaled loss, like that of accelerate."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
+        self.optimizer, self._scaler = optimizer, scaler
+        self.param_groups = optimizer.param_groups
+        self.zero_grad = optimizer.zero_grad
+
+    def step(self) -> None:
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
 
 
 class Learner:
@@ -85,6 +111,7 @@ class Learner:
         self.task: Task = preset.task
         self.devices, self.steps = devices, steps
         self.step, self.carry = 0, None
+        self._dtype = torch.float64 if preset.precision == "float64" else None
 
     def loop(
         self,
@@ -114,22 +141,37 @@ class Learner:
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         for _ in range(self.preset.accumulate):
-            batch = to_device(next(batches), self.devices.device)
+            batch = to_device(next(batches), self.devices.device, self._dtype)
             with self.devices.autocast():
-                loss = self.task.loss(self.model, batch, self.carry)
+                loss = self.compute_loss(batch)
             samples = self.task.batch_size(batch)
             weight = self._shard_weight(samples)
             self.devices.backward(loss.value * weight / self.preset.accumulate)
             self.carry = detached(loss.carry)
             add(loss, samples)
-        if self.preset.clip:
-            self.devices.clip_grad_norm_(self.model.parameters(), self.preset.clip)
-        if self.preset.clip_value:
-            self.devices.clip_grad_value_(self.model.parameters(), self.preset.clip_value)
+        self._clip()
         self.optimizer.step()
-        self.task.after_step(self.devices.unwrap_model(self.model))
+        self.after_step()
         self.step += 1
         return rate
+
+    def compute_loss(self, batch: Batch) -> Loss:
+        """Return the loss of a batch."""
+        return self.task.loss(self.model, batch, self.carry)
+
+    def after_step(self) -> None:
+        """Let the task change the model after an update."""
+        self.task.after_step(self.devices.unwrap_model(self.model))
+
+    def _clip(self) -> None:
+        """Limit the gradient by its norm and by its entries, as the preset says."""
+        parameters, norm, value = self.model.parameters, self.preset.clip, self.preset.clip_value
+        if norm:
+            self.devices.clip_grad_norm_(parameters(), norm)
+        if value and norm:  # the gradients are unscaled, and a scaler refuses to do it twice
+            nn.utils.clip_grad_value_(parameters(), value)
+        elif value:
+            self.devices.clip_grad_value_(parameters(), value)
 
     def _shard_weight(self, samples: int) -> float:
         """Return the weight of this process's part of a batch: the parts may differ in size."""

@@ -29,6 +29,8 @@ SOLVE = frozenset(
         "eval_f_max_iter",
         "on_failure",
         "coupled",
+        "sync_stop",
+        "compile_f",
     ]
 )
 #: The gradient of a state, implicit or phantom.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -65,6 +66,21 @@ class Window:
         self._samples = state["samples"]
         self._solver = SolverRecord(**state.get("solver", {}))
 
+    def restore_shared(self, states: Sequence[dict[str, Any]], count: int) -> None:
+        """Go on from the numbers of all former processes, as one of `count` processes."""
+        mean = {
+            name: sum(state["sums"][name] for state in states) / len(states)
+            for name in states[0]["sums"]
+        }
+        self.restore(
+            {
+                "sums": mean,
+                "steps": states[0]["steps"],
+                "samples": sum(state["samples"] for state in states) // count,
+                "solver": _summed([state.get("solver", {}) for state in states]),
+            }
+        )
+
     def _read_stats(self) -> None:
         for stats in self._stats:
             self._solver.add(stats)
@@ -83,3 +99,7 @@ class Window:
         means["samples_per_s"] *= processes.count
         self._clear()
         return {**means, "lr": self.rate}
+
+
+def _summed(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {name: sum(row[name] for row in rows) for name in rows[0]}

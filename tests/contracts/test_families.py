@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from safetensors.torch import save_file
 
 import deq_zoo
@@ -192,6 +193,20 @@ class TestUse:
         facts = preset.task.facts()
         assert model.facts == json.loads(json.dumps(facts)) == facts
 
+    def test_a_saved_model_is_the_same_model(
+        self, name: str, runs: SmokeRuns, tmp_path: Path
+    ) -> None:
+        model, (line,) = runs.model(name), runs.run(name).lines("test")
+        model.save_pretrained(tmp_path)
+        again = type(model).from_pretrained(tmp_path)
+        weights = model.state_dict()
+        torch.testing.assert_close(again.state_dict(), weights, rtol=0, atol=0, equal_nan=True)
+        assert (again.preset, again.facts) == (model.preset, model.facts)
+        results = ModelCard.load(tmp_path / "README.md").data.eval_results
+        found = {each.metric_type: each.metric_value for each in results}
+        assert found == {k: v for k, v in line["metrics"].items() if v is not None}
+        assert (tmp_path / "README.md").read_text().count("deq-zoo train") == 1
+
     def test_both_splits_have_the_same_metrics(self, name: str, runs: SmokeRuns) -> None:
         model, task = runs.model(name), smoke(name).task
         splits: list[Split] = ["test"] if task.val_set is None else ["val", "test"]
@@ -211,6 +226,26 @@ class TestUse:
         if out.stats is not None and out.state is not None:
             again = model.predict(x, out.state)
             assert again.stats.nfe <= out.stats.nfe
+
+    def test_a_served_answer_is_that_of_predict(self, name: str, runs: SmokeRuns) -> None:
+        if not family_of(name).service:
+            pytest.skip("this family cannot be served")
+        pytest.importorskip("fastapi", reason="the extra serve is not installed")
+        from deq_zoo.serving.command import make_service
+        from deq_zoo.serving.limits import Limits
+        from deq_zoo.serving.reading import read_values
+        from deq_zoo.serving.service import describe_stats
+
+        given, x = inputs_of(name).served_input()
+        model = runs.model(name)
+        service = make_service(model, f"{name}-smoke")
+        answer = service.answer(read_values(given, service.fields, Limits()))
+        expected = describe_stats(model.predict(x).stats)
+        if name == "flow":  # its flow says whether it has settled, not its state
+            del expected["settled"]
+        assert expected.items() <= answer.items()
+        assert isinstance(answer["prediction"], str)
+        json.dumps(answer)
 
     def test_predictions_of_files(
         self, name: str, runs: SmokeRuns, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import socket
@@ -11,8 +12,10 @@ from collections.abc import Sequence
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
+import torch.utils.tensorboard  # noqa: F401
 from torch import nn, optim
 
+import deq_zoo.sharding  # noqa: F401
 from deq_zoo.cli import main
 
 _FORK = multiprocessing.get_context("fork")  # what is imported already need not be imported again
@@ -56,6 +59,7 @@ def finish(folder: Path, processes: list[ForkProcess], timeout: float = 60) -> l
 
 def _run(output: Path, arguments: Sequence[str], environment: dict[str, str]) -> None:
     os.environ.update(environment)
+    logging.getLogger().handlers.clear()  # those of pytest: messages go to the output
     with output.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -65,6 +65,14 @@ class TestCheckpoints:
         path.write_bytes(content)
         assert Checkpoint.load(path).step == 7
 
+    def test_what_was_loaded_does_not_change_with_its_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.safetensors"
+        weights = {"a": torch.randn(1000)}
+        Checkpoint(7, weights).save(path)
+        loaded = Checkpoint.load(path)
+        path.write_bytes(bytes(path.stat().st_size))  # in its place, as cp does
+        assert torch.equal(loaded.model["a"], weights["a"])
+
     def test_a_file_without_checksum_loads_with_one_note(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:

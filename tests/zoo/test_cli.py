@@ -13,6 +13,8 @@ import torch
 import deq_zoo
 from deq_zoo.cli import main
 from deq_zoo.errors import DataError, ZooError
+from deq_zoo.evaluation_settings import check_same_data
+from deq_zoo.loading import open_model
 from deq_zoo.predictions import Failure, OutFolder, Prediction, predict_each
 from deq_zoo.run import Run
 from tests.zoo.toy import Toy
@@ -77,12 +79,15 @@ class TestCommands:
             (["train", "toy", "--seed", "x"], "--seed: takes a whole number, got 'x'"),
             (["train", "toy", "--steps", "3", "--epochs", "3"], "not allowed with"),
             (["train"], "required: name; deq-zoo train --help"),
+            (["--verison"], "unknown argument '--verison'; did you mean '--version'"),
+            (["-x"], "unknown argument '-x'; deq-zoo --help shows"),
             (["evaluate", "x", "--split", "tset"], "got 'tset'; did you mean 'test'"),
             (["evaluate", str(tmp_path)], "not a run folder"),
             (["predict", str(tmp_path / "x"), "a.png"], "no run folder or checkpoint"),
             (["predict", str(tmp_path / "x"), "a", "--out", __file__], "is a file: --out names a"),
             (["sample", str(tmp_path / "x")], "no run folder or checkpoint"),
             (["convert", str(tmp_path / "x"), "--preset", "toy"], "there is no file"),
+            (["convert", __file__, "--preset", "toy", "--out", __file__, "--force"], "overwritten"),
             (["convert", "x"], "--preset NAME, or writes weights of ours"),
             (["convert", "x", "--to-authors"], "needs --out FILE"),
         ):
@@ -106,6 +111,61 @@ class TestCommands:
         assert main(["evaluate", *run, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["solver"]["nfe"] == 7
         assert main(["sample", *run]) == 0
+
+    def test_settings_of_training_have_no_effect_on_an_evaluation(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        save_weights(Toy(), tmp_path)
+        run = [str(tmp_path / "net.safetensors"), "--cpu"]
+        for words, name in (
+            (["--set", "lr=0.5"], "optim.lr"),
+            (["--set", "steps=3"], "steps"),
+            (["--set", "precision=bf16"], "precision"),
+        ):
+            assert main(["evaluate", *run, *words]) == 2
+            assert f"{name} would have no effect: only training" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("words", [["--f_max_iter", "3"], ["--set", "eval_factor=2"]])
+    def test_a_budget_that_another_option_decides_is_an_error(
+        self, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        save_weights(Toy(), tmp_path, "--eval_f_max_iter", "7")
+        assert main(["evaluate", str(tmp_path / "net.safetensors"), "--cpu", *words]) == 2
+        assert "would have no effect: eval_f_max_iter=7 is" in capsys.readouterr().err
+
+    def test_data_of_another_kind_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        save_weights(Toy(), tmp_path)
+        model, preset = open_model(tmp_path / "net.safetensors")
+        model.facts = {"classes": ("yes", "no")}
+        check_same_data(model, preset, "photos")  # nothing is known about this data
+        monkeypatch.setattr(Toy, "facts", lambda self: {"classes": ["yes", "no"]})
+        check_same_data(model, preset, "photos")
+        monkeypatch.setattr(Toy, "facts", lambda self: {"classes": ["0", "1"]})
+        message = r"data in photos is not that of the training: classes was .*'yes'.* is .*'0'"
+        with pytest.raises(ZooError, match=message):
+            check_same_data(model, preset, "photos")
+
+    def test_a_folder_of_data_that_nothing_reads_is_an_error(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Toy, "reads_data_dir", False)
+        for words in (["--data-dir", "photos"], ["--set", "data_dir=photos"]):
+            assert main(["info", "toy", *words]) == 2
+            assert "Toy reads no data set from disk: drop" in capsys.readouterr().err
+
+    def test_results_as_json(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        run, file = tmp_path / "run", tmp_path / "net.pth"
+        train = ["train", "toy", "--cpu", "--steps", "2", "--no-report", "--out", str(run)]
+        torch.save({"state_dict": Toy().build().state_dict()}, file)
+        for words, keys in (
+            (train, {"run", "mse"}),
+            (["report", str(run)], {"report"}),
+            (["convert", str(file), "--preset", "toy"], {"out", "tensors", "key"}),
+        ):
+            assert main([*words, "--json"]) == 0
+            assert json.loads(capsys.readouterr().out).keys() == keys
 
     def test_options_of_sampling_are_typed_and_named_by_the_family(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -173,6 +233,7 @@ class TestCommands:
         assert "81 parameters" in output
         assert "task.deq.f_max_iter = 20  (int)\n      evaluations of f in the forward" in output
         assert "jac_loss_weight" not in output
+        assert "target" not in output.partition("settings, changed by")[2].split()
         assert main(["info", "toy", "--json", "--f_max_iter", "3"]) == 0
         info = json.loads(capsys.readouterr().out)
         by_path = {each["path"]: each for each in info["settings"]}
@@ -204,6 +265,7 @@ class TestCommands:
         for argv, texts in (
             (["train", "toy"], ["(here: 20)", "optim.lr = 0.02", "(here: auto)"]),
             (["info", "toy"], ["(here: 20)", "number of updates"]),
+            (["train", "--help", "toy"], ["(here: 20)"]),
             (["convert", "x", "--preset=toy"], ["(here: 20)"]),
             (["evaluate", file], ["(here: 7)"]),
             (["sample", file], ["--n-lines  (int, default: 1)"]),

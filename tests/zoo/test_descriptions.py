@@ -8,8 +8,9 @@ from typing import Any, Literal
 import pytest
 
 from deq_zoo import optim
-from deq_zoo.descriptions import kind_name, meanings, read_args, settings, shown, undescribed
+from deq_zoo.descriptions import meanings, read_args, settings, shown, undescribed
 from deq_zoo.family import find_family, preset_summaries
+from deq_zoo.parsing import kind_name
 from deq_zoo.preset import Preset, Target, find_preset
 from tests.zoo.toy import toy
 

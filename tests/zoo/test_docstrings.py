@@ -1,4 +1,4 @@
-"""Docstrings of the zoo are Markdown: the site shows them as they are written."""
+"""Docstrings of the zoo are Markdown, and other rules that its source keeps."""
 
 from __future__ import annotations
 
@@ -34,6 +34,18 @@ def test_docstrings_of_functions_start_with_a_verb() -> None:
                 first = re.match(r"[A-Z][a-z]+\b", text)
                 if first is None or first[0] in NOT_VERBS:
                     wrong.append(f"{path.relative_to(FOLDER)}:{node.lineno}: {text[:50]}")  # type: ignore[attr-defined]
+    assert wrong == []
+
+
+def test_assertions_have_no_effect_but_their_check() -> None:
+    """Python leaves them out with -O: what they call must change nothing."""
+    wrong = []
+    for path in sorted(FOLDER.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            calls = ast.walk(node.test) if isinstance(node, ast.Assert) else ()
+            named = {ast.unparse(each.func) for each in calls if isinstance(each, ast.Call)}
+            if named - {"isinstance", "len"}:
+                wrong.append(f"{path.relative_to(FOLDER)}: {named}")
     assert wrong == []
 
 

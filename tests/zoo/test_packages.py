@@ -153,7 +153,8 @@ def test_presets_that_are_registered_in_another_way_are_left_to_an_import(
 @pytest.mark.parametrize("words", ["--help", "--version", "list", "list lm --json",
                                    *(f"{command} --help" for command in COMMANDS)])  # fmt: skip
 def test_listing_and_help_import_no_heavy_package(words: str) -> None:
-    heavy = ["accelerate", "matplotlib", "numpy", "rich", "safetensors", "torch", "torchdeq"]
+    heavy = ["accelerate", "huggingface_hub", "matplotlib", "numpy", "rich"]
+    heavy += ["safetensors", "torch", "torchdeq"]
     code = (
         "import sys, atexit; from deq_zoo.cli import main;"
         f"atexit.register(lambda: print('loaded', *[m for m in {heavy} if m in sys.modules]));"

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -174,6 +175,14 @@ def test_a_launcher_that_started_one_of_two_processes_is_named(
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")  # with --num_processes 2, and nothing else
     with pytest.raises(ZooError, match=r"has started one: use torchrun --nproc_per_node"):
         start_processes(disagreeing(), cpu=True)
+
+
+def test_a_world_without_a_meeting_place_is_an_error_of_one_line() -> None:
+    message = r"did not find each other: .*unset it to train with one"
+    with patch.dict(os.environ, WORLD_SIZE="2"):  # left over from a launcher
+        os.environ.pop("MASTER_ADDR", None)
+        with pytest.raises(ZooError, match=message):
+            start_processes(disagreeing(), cpu=True)
 
 
 def test_the_timeout_is_a_positive_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,3 +186,21 @@ def test_of_equal_scores_the_first_is_the_best(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(type(preset.task), "score", Score("mse", higher_is_better=True))
     lines = [{"kind": "eval", "step": k, "metrics": {"mse": 25.0}} for k in (3, 6, 9)]
     assert [fact.name for fact in summarise(lines, preset)] == ["best validation mse, at update 3"]
+
+
+def test_the_band_and_the_evaluations_of_samples_are_drawn_if_they_were_logged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trace = torch.tensor([[1.0, 0.5, 0.1], [1.0, 0.4, float("nan")], [1.0, 0.2, 0.01]])
+    values = {"rel_lowest": trace[:, 1], "rel_trace": trace, "nstep": torch.tensor([3.0, 2.0, 3.0])}
+    record = SolverRecord()
+    record.add(SolverStat(values, nfe=3, status=torch.zeros(3, dtype=torch.long)))
+    summary = record.summary()
+    assert summary["steps"] == {"2": 1, "3": 2}
+    assert summary["band"][0] == pytest.approx([1.0, 0.24, 0.019])
+    assert "evaluations" in names_of(make_log(**summary))
+    drawn = watch_figures(monkeypatch)
+    draw_curves(make_log(**summary), toy())
+    convergence = drawn[0].axes[0]
+    assert len(convergence.collections) == 1
+    assert "80 % of samples, update 12" in [t.get_text() for t in convergence.get_legend().texts]

@@ -115,7 +115,7 @@ class Toy(Task):
 
     def evaluate(self, model: Any, split: Split, thorough: bool = False) -> Evaluation:
         record = SolverRecord()
-        x, y = (t.to(model.device) for t in (self.val_set if split == "val" else self.test_set))
+        x, y = (model.place(t) for t in (self.val_set if split == "val" else self.test_set))
         out = model(x, sradius_mode=thorough)
         record.add(out.stats)
         return Evaluation({"mse": float((out.prediction - y).square().mean())}, record)
