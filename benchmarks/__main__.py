@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
-import torch
-
 from benchmarks import adjoint, memory, overhead, passes, to_tolerance, training
 from benchmarks.cases import LARGE, SOLVED
 from benchmarks.contest import OLD, Contest, open_contest
-from benchmarks.page import insert
 from benchmarks.picture import draw, draw_gradients
+from benchmarks.storing import RESULTS, store
 
-RESULTS = Path(__file__).parent / "results"
 QUICK = ("mlp", "pair")  # a sanity run
 GRADIENTS = ("adjoint", "passes", "training")
+SEEDS = {"solvers": (0,), "gradients": (0, 1, 3, 7)}  # of cases, cotangents and spectra
 T = TypeVar("T")
 
 
@@ -61,7 +56,7 @@ def _solves(contest: Contest, options: argparse.Namespace, rounds: int) -> None:
 
 
 def _gradients(contest: Contest, options: argparse.Namespace, rounds: int) -> None:
-    """Measure the cost of gradients; a full run also renews the tables of the documentation."""
+    """Measure the cost of gradients."""
     quick, start = options.quick, perf_counter()
     asked = GRADIENTS if options.only in (None, "gradients") else (options.only,)
     systems = _shown(adjoint.run(contest, quick)) if "adjoint" in asked else None
@@ -76,8 +71,6 @@ def _gradients(contest: Contest, options: argparse.Namespace, rounds: int) -> No
     answers = {"adjoint": asdict(systems), "passes": asdict(methods), "training": asdict(steps)}
     name = "partial.gradients" if quick else "gradients"
     _save(name, contest, rounds, start, answers, picture)
-    if not quick:
-        insert({"adjoint": str(systems), "passes": str(methods), "training": str(steps)})
 
 
 def _shown(answer: T) -> T:
@@ -94,12 +87,13 @@ def _save(
     picture: Callable[[Path], None],
 ) -> None:
     seconds = perf_counter() - start
-    facts = {"environment": _environment(), "rounds": rounds, "seconds": seconds}
+    facts = {"contestant": f"torchdeq {OLD}", "rounds": rounds, "seconds": seconds}
     everything = {**facts, **answers, "failures": contest.failures}
-    RESULTS.mkdir(exist_ok=True)
-    _replace(RESULTS / f"{name}.json", lambda path: _write(path, everything))
+    seeds = SEEDS["gradients" if "gradients" in name else "solvers"]
+    store(RESULTS / f"{name}.json", everything, seeds, threads=1)
     _replace(RESULTS / f"{name}.png", picture)
-    print(f"{seconds:.0f} s; numbers and picture in {RESULTS.name}/{name}.json and .png\n")
+    print(f"{seconds:.0f} s; numbers and picture in {RESULTS.name}/{name}.json and .png")
+    print("`python -m tools.tables` renews the tables of the documentation\n")
 
 
 def _options() -> argparse.Namespace:
@@ -111,21 +105,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, metavar="N", help="turns per contestant (9)")
     parser.add_argument("--quick", action="store_true", help="a minute or two, small cases only")
     return parser.parse_args()
-
-
-def _environment() -> dict[str, object]:
-    return {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": 1,
-        "contestant": f"torchdeq {OLD}",
-    }
-
-
-def _write(path: Path, answers: dict[str, Any]) -> None:
-    path.write_text(json.dumps(answers, indent=1) + "\n")
 
 
 def _replace(path: Path, write: Callable[[Path], None]) -> None:

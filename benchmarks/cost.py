@@ -1,23 +1,19 @@
 """How many launches, allocations, host reads and bytes does one evaluation cost beside `f`?
 
-`python -m benchmarks.cost` renews `results/cost.json` and `results/cost.md`; both are counts, not
-times, so a busy machine gives the same numbers as a quiet one.
+`python -m benchmarks.cost` renews `results/cost.json`, and `python -m tools.tables` the table in
+`results/cost.md`. All figures are counts, so a busy machine gives the same ones as a quiet one.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
-
-import torch
 
 from benchmarks.contest import OLD, OURS, Contest, Worker, open_contest
 from benchmarks.metering import SIZES, STATES, STOPS, Cell
+from benchmarks.storing import RESULTS, store
 from benchmarks.table import render
 
-RESULTS = Path(__file__).parent / "results"
 DEVICES = ("cpu", "accelerator")
 Figures = dict[str, float]
 
@@ -96,25 +92,9 @@ def main() -> int:
     print(text)
     for failure in failures:
         print(f"FAILED: {failure}")
-    answers = {"torch": torch.__version__, "counts": counts, "failures": failures}
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "cost.json").write_text(json.dumps(answers, indent=1) + "\n")
-    (RESULTS / "cost.md").write_text(_PAGE.format(torch=torch.__version__, table=text))
+    store(RESULTS / "cost.json", {"counts": counts, "failures": failures}, seeds=[0], threads=1)
     return 1 if any(failure.startswith(OURS) for failure in failures) else 0
 
-
-_PAGE = """\
-# Cost of one evaluation beside `f`
-
-Counts by `python -m benchmarks.cost` with torch {torch}; no times, so every machine gives the same.
-States: 32 x 64 (small), 4 x 16384 (large), a tuple has three such tensors. `reads+writes` are bytes
-in units of the state. The last three columns are for a simulated accelerator: launches on the
-device, transfers to the host. A linear solver is counted per product.
-
-```text
-{table}
-```
-"""
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.storing import RESULTS, store_part
 from deq_zoo.diffusion import Adjoint, ParallelChain, invert, make_unet, parallel_sample
 from deq_zoo.diffusion.data import scaled
 from deq_zoo.diffusion.model import CIFAR10
@@ -36,7 +37,7 @@ from deq_zoo.loading import open_model
 from torchdeq import Phantom, StopRule
 from torchdeq.solver import Anderson
 
-RESULTS = Path(__file__).parent / "results" / "diffusion.json"
+FILE = RESULTS / "diffusion.json"
 
 
 @dataclass(frozen=True)
@@ -88,15 +89,8 @@ def main() -> None:
         for row in PARTS[name](size, args):
             rows.append(row)
             print("  ".join(f"{key} {_show(value)}" for key, value in row.items()), flush=True)
-            merge(name, {"small": args.small, "rows": rows})
-
-
-def merge(name: str, part: dict[str, Any]) -> None:
-    """Write a part into the file of results at once: a later part may fail."""
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    draft = RESULTS.with_suffix(".tmp")
-    draft.write_text(json.dumps({**results, name: part}, indent=1) + "\n")
-    draft.replace(RESULTS)
+            # At once: a later part may fail.
+            store_part(FILE, name, {"small": args.small, "rows": rows}, seeds=[0])
 
 
 def _show(value: Any) -> str:

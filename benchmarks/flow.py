@@ -18,7 +18,6 @@ import multiprocessing
 import resource
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -39,6 +38,7 @@ from benchmarks.flow_models import (
     trained,
     weights,
 )
+from benchmarks.storing import RESULTS, read, store_part
 from deq_zoo.files import write_atomically
 from deq_zoo.flow import DEQFlow, FlowConfig
 from deq_zoo.flow.augment import Pair
@@ -47,7 +47,7 @@ from deq_zoo.flow.metrics import FlowScores
 from deq_zoo.flow.video import FlowStream
 from deq_zoo.flow.warps import synthetic_video, unfolded
 
-RESULTS = Path(__file__).parent / "results" / "flow.json"
+FILE = RESULTS / "flow.json"
 
 
 def main() -> None:
@@ -60,8 +60,7 @@ def main() -> None:
     torch.set_num_threads(1)
     size = SMALL if args.small else Size()
     for name in [args.only] if args.only else list(PARTS):
-        results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        if not (args.again or args.only) and results.get(name, {}).get("small") is args.small:
+        if not (args.again or args.only) and read(FILE).get(name, {}).get("small") is args.small:
             continue
         began, rows = time.process_time(), []
         for row in PARTS[name](size, args.data_dir):
@@ -69,13 +68,7 @@ def main() -> None:
             print("  ".join(f"{key} {_show(value)}" for key, value in row.items()), flush=True)
             minutes = (time.process_time() - began) / 60
             part = {"small": args.small, "cpu_minutes": round(minutes, 1), "rows": rows}
-            merge(name, part)
-
-
-def merge(name: str, part: dict[str, Any]) -> None:
-    """Write a part into the file of results at once, so that an interruption loses nothing."""
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    write_atomically(RESULTS, json.dumps({**results, name: part}, indent=1) + "\n")
+            store_part(FILE, name, part, seeds=[0])  # at once: an interruption loses nothing
 
 
 def _show(value: Any) -> str:

@@ -8,11 +8,9 @@ the layout of the authors' release (uncoalesced coordinates, features first); an
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -20,6 +18,7 @@ import torch
 
 from benchmarks.ignn_layout import compare_layouts
 from benchmarks.ignn_rivals import Baseline
+from benchmarks.storing import RESULTS, store_part
 from deq_zoo.evaluate import evaluate
 from deq_zoo.ignn import IGNNConfig
 from deq_zoo.ignn.presets import CLIPPED, EXACT, FAR, LONG
@@ -28,7 +27,7 @@ from deq_zoo.ignn.task import NodeTask
 from deq_zoo.record import SolverRecord
 from deq_zoo.task import Shard, Split
 
-RESULTS = Path(__file__).parent / "results" / "ignn.json"
+FILE = RESULTS / "ignn.json"
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,11 @@ class Size:
     ppi_epochs: int = 20
     ppi_seeds: int = 3
     row_seconds: float = 180.0  # for all seeds of one model on one set
+
+    def seeds_of(self, part: str) -> range:
+        """Return the seeds that a part may use; a row may end earlier, at its limit of time."""
+        counts = {"chains": self.chain_seeds, "stability": self.seeds, "ppi": self.ppi_seeds}
+        return range(counts.get(part, 1))
 
 
 SMALL = Size(
@@ -80,9 +84,8 @@ def main() -> None:
             rows.append(row)
             print("  ".join(f"{key} {_show(value)}" for key, value in row.items()), flush=True)
         minutes = (time.perf_counter() - began) / 60
-        results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        results[name] = {"small": args.small, "minutes": round(minutes, 1), "rows": rows}
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        part = {"small": args.small, "minutes": round(minutes, 1), "rows": rows}
+        store_part(FILE, name, part, seeds=size.seeds_of(name))
 
 
 def _show(value: Any) -> str:

@@ -24,11 +24,12 @@ from torch import nn
 
 from benchmarks.contest import installed
 from benchmarks.inr_speed import time_steps
+from benchmarks.storing import RESULTS, read, store_part
 from deq_zoo.inr import FieldConfig, FitSignal, GeneraliseImage
 from deq_zoo.inr.recipes import CORRECTED, RECIPE, SHORT
 from deq_zoo.task import Shard
 
-RESULTS = Path(__file__).parent / "results" / "inr.json"
+FILE = RESULTS / "inr.json"
 Row = dict[str, Any]
 
 
@@ -85,20 +86,16 @@ class Results:
 
     def __init__(self, part: str, small: bool) -> None:
         self.part, self.small = part, small
-        before = self._file().get(part, {})
+        before = read(FILE).get(part, {})
         self.rows: dict[str, Row] = before.get("rows", {}) if before.get("small") == small else {}
 
     def add(self, key: str, row: Row) -> None:
         """Add a row; the file is replaced as a whole."""
+        resumed = bool(self.rows)
         self.rows[key] = row
         content = {"small": self.small, "rows": self.rows, "summary": summary(self.rows)}
-        new = RESULTS.with_suffix(".part")
-        new.write_text(json.dumps(self._file() | {self.part: content}, indent=1) + "\n")
-        new.replace(RESULTS)
-
-    def _file(self) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        return content
+        seeds = [each.get("seed", 0) for each in self.rows.values()]
+        store_part(FILE, self.part, content, seeds, resumed=resumed)
 
 
 def summary(rows: dict[str, Row]) -> dict[str, Row]:

@@ -25,6 +25,7 @@ from statistics import quantiles
 import torch
 from PIL import Image
 
+from benchmarks.storing import RESULTS, store
 from deq_zoo.batches import open_batches
 from deq_zoo.mdeq.task import ClassifyImages
 from deq_zoo.preset import Preset
@@ -32,7 +33,6 @@ from deq_zoo.task import WHOLE, Batch
 
 FILES, CLASSES, BATCH = 400, 4, 32
 WORK = 0.1  # seconds that a busy consumer works in Python between two batches
-RESULTS = Path(__file__).parent / "results" / "loading.json"
 Open = Callable[[Preset], AbstractContextManager[Iterator[Batch]]]
 
 
@@ -135,8 +135,7 @@ def main() -> None:
     ]
     for row in rows:
         print(json.dumps(row))
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
+    store(RESULTS / "loading.json", {"rounds": args.rounds, "rows": rows}, seeds=[0])
 
 
 def spread(values: list[float]) -> list[float]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -23,11 +22,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.contest import PUBLISHED, installed
+from benchmarks.storing import RESULTS, store
 from deq_zoo.mdeq import TINY, MDEQClassifier
 from torchdeq import DEQConfig, SolverStat
 
 EVALUATIONS, GRAD, TAU = 23, 5, 0.5
-RESULTS = Path(__file__).parent / "results" / "mdeq.json"
 
 
 def published(folder: Path) -> ModuleType:
@@ -105,8 +104,8 @@ def main() -> None:
     for name, value in found.items():
         print(f"{name:6} {value:.3f} s a step of {args.batch} images")
     print(f"beyond the floor: {share:.2f} of what 0.1.0 spends")
-    held = {"batch": args.batch, "seconds": seconds, "beyond_the_floor": share}
-    RESULTS.write_text(json.dumps(held, indent=1) + "\n")
+    results = {"batch": args.batch, "seconds": seconds, "beyond_the_floor": share}
+    store(RESULTS / "mdeq.json", results, seeds=[0])
 
 
 def train_step(model: nn.Module, x: Tensor, y: Tensor) -> None:

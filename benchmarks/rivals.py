@@ -7,7 +7,8 @@ saves `results/rivals.json`. PATH is the Python of an environment made for it:
     .bench/jax/bin/python -m pip install "jax[cpu]" jaxopt optimistix
 
 Each contestant gets the loosest of its own tolerances, by factors of three, at which every sample
-of the batch has a relative residual of at most 1e-5; the residual is computed without its help.
+of the batch has a relative residual of at most 1e-5; the residual is computed without its help. The
+search for it ends after 30 seconds.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import argparse
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -33,15 +36,18 @@ from benchmarks.contest import ROOT, interleave
 from benchmarks.gauge import seconds
 from benchmarks.ours import solve
 from benchmarks.spread import Spread
+from benchmarks.storing import RESULTS, store
 from benchmarks.table import render
 
 GOAL = 1e-5
+SEARCH = 30.0  # seconds for a contestant to find its tolerance
 MAPS = {"mlp": (32, 64), "wide": (32, 1024), "cell": (64, 256)}
 QUICK = ("mlp",)
 OURS = ("fixed_point_iter", "anderson", "broyden")
 SCIPY = ("anderson", "broyden1", "krylov")
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
     "TF_NUM_INTRAOP_THREADS": "1",
     "JAX_PLATFORMS": "cpu",
@@ -67,15 +73,25 @@ class Rival:
         name: str,
         reach: Callable[[str, float], float],
         time: Callable[[str, float, float], float],
+        count: Callable[[str, float], int] | None = None,
     ) -> None:
         self.name, self.reach, self.time = name, reach, time
+        self._count = count
+
+    def count(self, case: str, tol: float) -> int:
+        """Return the evaluations of one solve, of contestants that count them."""
+        assert self._count is not None
+        return self._count(case, tol)
 
     def tolerance(self, case: str) -> tuple[float | None, float | None]:
         """Return the loosest tolerance that gives the residual, and this residual."""
+        end = monotonic() + SEARCH
         for k in range(10):
             tol = GOAL / 3**k
             if (reached := self.reach(case, tol)) <= GOAL:
                 return tol, reached
+            if monotonic() > end:
+                break
         return None, None
 
 
@@ -132,6 +148,8 @@ def scipy(name: str, made: dict[str, Case]) -> Rival:
                        tol_norm=np.linalg.norm)  # fmt: skip
         except scipy.optimize.NoConvergence as error:
             z = error.args[0]
+        except ValueError:  # newton_krylov, where differences vanish in the rounding of f
+            return torch.full_like(z0, torch.nan)
         return torch.from_numpy(np.asarray(z, dtype=np.float32)).view_as(z0)
 
     return Rival(
@@ -154,7 +172,6 @@ def jax_rivals(python: str | None, made: dict[str, Case]) -> Iterator[list[Rival
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | ONE_THREAD,
         )
         try:
             names = _ask(process, op="hello")["solvers"]
@@ -170,6 +187,7 @@ def _jax(process: subprocess.Popen[str], name: str) -> Rival:
         name,
         lambda case, tol: float(ask(op="residual", case=case, tol=tol)["residual"]),
         lambda case, tol, least: float(ask(op="time", case=case, tol=tol, least=least)["seconds"]),
+        lambda case, tol: int(ask(op="count", case=case, tol=tol)["evaluations"]),
     )
 
 
@@ -212,6 +230,20 @@ def show(rows: list[Row]) -> str:
     return render(header, table, texts=2)
 
 
+def use_one_thread(module: str) -> None:
+    """Keep this process and those it starts on one core; start `module` again if need be.
+
+    Numpy reads the environment variables that limit its threads when it is imported, which has
+    happened.
+    """
+    if any(os.environ.get(name) != value for name, value in ONE_THREAD.items()):
+        again = [sys.executable, "-m", module, *sys.argv[1:]]
+        os.execve(sys.executable, again, os.environ | ONE_THREAD)
+    if hasattr(os, "sched_setaffinity"):  # Linux
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    torch.set_num_threads(1)
+
+
 def main() -> None:
     """Run the comparison, print it and save it."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rivals", description=__doc__)
@@ -219,7 +251,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="turns per contestant")
     parser.add_argument("--quick", action="store_true", help="one map, one round; not saved")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    use_one_thread("benchmarks.rivals")
     torch.set_grad_enabled(False)
     made = problems()
     rounds, least = (1, 0.01) if options.quick else (options.rounds, 0.2)
@@ -231,9 +263,7 @@ def main() -> None:
     print(show(rows))
     if not options.quick:
         answers = {"goal": GOAL, "rounds": rounds, "rows": [asdict(row) for row in rows]}
-        (ROOT / "benchmarks" / "results" / "rivals.json").write_text(
-            json.dumps(answers, indent=1) + "\n"
-        )
+        store(RESULTS / "rivals.json", answers, seeds=[0])
 
 
 if __name__ == "__main__":

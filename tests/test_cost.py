@@ -11,8 +11,9 @@ import torch
 
 from benchmarks import ours
 from benchmarks.accelerator import Meter
-from benchmarks.cost import DEVICES, RESULTS, Figures
+from benchmarks.cost import DEVICES, Figures
 from benchmarks.metering import SIZES, STATES, STOPS, Cell, MeterBench
+from benchmarks.storing import RESULTS
 
 PINNED = "2.13.0"  # other versions of torch split operations differently
 SLACK = {"read": 0.3, "written": 0.3}  # a sample that improves one step later, on another processor

@@ -1,0 +1,139 @@
+"""Tables of the documentation show the numbers that were measured, and say where they come from."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.provenance import Provenance
+from benchmarks.storing import RESULTS, origins
+from deq_zoo.preset import find_preset
+from tools import tables
+from tools.tables.frame import ROOT
+
+#: Tables with many digits that no program measures: page, beginning of the header, and the reason.
+EXCEPTIONS = {
+    ("docs/cookbook.md", "| What you see |"): "the digits are numbers of sections",
+    ("docs/losses.md", "| `weight_func` |"): "formulas",
+    ("docs/serving.md", "| Status | Reason |"): "HTTP statuses, and limits that are settings",
+    ("docs/zoo.md", "| Family | Model |"): "addresses of papers and names of data sets",
+    ("docs/zoo.md", "| Model | What it does |"): "made from the cards of pretrained models",
+    ("deq_zoo/diffusion/README.md", "| name | data |"): "settings of presets",
+}
+_PLACES = re.compile(r"<!-- table: \w+ -->.*?<!-- end of table -->", re.DOTALL)
+_CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+_TABLE = re.compile(r"^(\|.*)\n\|[ :|-]+\|\n((?:\|.*\n?)+)", re.MULTILINE)
+
+
+def name_of(page: Path) -> str:
+    """Return the path of a page inside the repository."""
+    return page.relative_to(ROOT).as_posix()
+
+
+def measured_by_hand(text: str) -> Iterator[str]:
+    """Yield the headers of tables outside of markers in which most cells have a digit."""
+    for header, body in _TABLE.findall(_CODE.sub("", _PLACES.sub("", text))):
+        rows = [line.strip().strip("|").split("|")[1:] for line in body.splitlines()]
+        cells = [cell for row in rows for cell in row]
+        if 2 * sum(bool(re.search(r"\d", cell)) for cell in cells) > len(cells):
+            yield header
+
+
+def excepted(page: str, header: str) -> bool:
+    """Return whether a table is one of the exceptions."""
+    return any(page == where and header.startswith(begin) for where, begin in EXCEPTIONS)
+
+
+@pytest.mark.parametrize("page", list(tables.pages()), ids=name_of)
+def test_the_tables_of_every_page_are_those_of_the_results(page: Path) -> None:
+    text = page.read_text()
+    assert tables.write(text, page.name) == text, "run `python -m tools.tables`"
+
+
+@pytest.mark.parametrize("page", list(tables.pages()), ids=name_of)
+def test_no_page_has_a_measured_table_that_is_written_by_hand(page: Path) -> None:
+    found = [h for h in measured_by_hand(page.read_text()) if not excepted(name_of(page), h)]
+    assert not found, "put the numbers into benchmarks/results and the table into tools/tables"
+
+
+def test_every_exception_is_needed() -> None:
+    headers = {
+        (name_of(page), header)
+        for page in tables.pages()
+        for header in measured_by_hand(page.read_text())
+    }
+    for where, begin in EXCEPTIONS:
+        assert any(page == where and header.startswith(begin) for page, header in headers), begin
+
+
+def test_a_table_of_numbers_is_recognised_and_one_of_words_is_not() -> None:
+    numbers = "| a | b |\n| --- | --- |\n| x | 1.5 |\n| y | 2 |\n"
+    assert list(measured_by_hand(numbers)) == ["| a | b |"]
+    assert not list(measured_by_hand(numbers.replace("2", "no")))
+    assert not list(measured_by_hand(f"<!-- table: a -->\n{numbers}<!-- end of table -->"))
+
+
+@pytest.mark.parametrize("name", list(tables.TABLES))
+def test_a_page_shows_the_table(name: str) -> None:
+    assert any(f"<!-- table: {name} -->" in page.read_text() for page in tables.pages())
+
+
+@pytest.mark.parametrize("name", list(tables.TABLES))
+def test_a_changed_number_is_noticed(name: str) -> None:
+    place = re.compile(rf"<!-- table: {name} -->.*?<!-- end of table -->", re.DOTALL)
+    right = next(m[0] for page in tables.pages() if (m := place.search(page.read_text())))
+    digit = re.search(r"\d", right)
+    assert digit is not None
+    wrong = right[: digit.start()] + str(9 - int(digit[0])) + right[digit.end() :]
+    assert wrong != right
+    assert tables.write(wrong, "page") == right
+
+
+def test_a_changed_result_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = next(p for p in tables.pages() if "<!-- table: loading -->" in p.read_text())
+    row = tables.read("loading")["rows"][0]
+    monkeypatch.setitem(row, "images_per_s", [1.0, 2.0, 3.0])
+    assert tables.write(page.read_text(), page.name) != page.read_text()
+
+
+def test_a_table_without_an_end_is_an_error() -> None:
+    page = "<!-- table: rivals -->\nwords\n<!-- table: stream -->\n<!-- end of table -->"
+    with pytest.raises(ValueError, match=r"the table 'rivals' of a\.md has no end"):
+        tables.write(page, "a.md")
+
+
+def test_an_unknown_table_is_an_error() -> None:
+    with pytest.raises(KeyError, match=r"a\.md asks for a table 'rivalz'; known: .*rivals"):
+        tables.write("<!-- table: rivalz -->\n<!-- end of table -->", "a.md")
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.stem)
+def test_results_say_where_they_come_from(file: Path) -> None:
+    if file.stem.startswith("partial"):
+        pytest.skip("a trial run, which is not kept")
+    found = origins(json.loads(file.read_text()))
+    assert found
+    for record in found:
+        assert record is not None, f"{file.name} has a part without provenance"
+        assert set(record) - {"source"} == set(Provenance.__annotations__)
+        assert record["commit"] is not None
+        text = json.dumps(record)
+        assert not re.search(r"/(home|root|tmp|work|Users)\b", text), text
+
+
+def test_published_numbers_are_the_targets_of_the_presets() -> None:
+    families = json.loads((RESULTS / "published.json").read_text())
+    rows = [row for family in families.values() for row in family["rows"]]
+    shown = {
+        preset: value
+        for row in rows
+        for preset, value in zip(
+            row["presets"], row["published"] or [None] * len(row["presets"]), strict=True
+        )
+    }
+    targets = {preset: find_preset(preset).target for preset in shown}
+    assert shown == {preset: target and target.value for preset, target in targets.items()}

@@ -1,0 +1,28 @@
+"""Write the measured tables of the documentation: `python -m tools.tables`.
+
+A page marks the place of a table by two comments, and everything between them is written by this
+program from files in `benchmarks/results/`, with a line about where the numbers come from:
+
+    <!-- table: rivals -->
+    <!-- end of table -->
+
+A test fails when a page and the numbers behind it differ. One file here has the tables of one
+subject; `frame.py` has what all of them share.
+"""
+
+from tools.tables import (  # noqa: F401  each adds its tables
+    choosing,
+    diffusion,
+    fields,
+    flow,
+    front,
+    gradients,
+    language,
+    library,
+    processes,
+    published,
+    reproduced,
+)
+from tools.tables.frame import TABLES, pages, read, write
+
+__all__ = ["TABLES", "pages", "read", "write"]

@@ -1,0 +1,135 @@
+"""Tables of the README: numbers that say most, and the families with their pictures."""
+
+from __future__ import annotations
+
+from statistics import mean
+
+from deq_zoo.preset import find_preset
+from deq_zoo.pretrained import pretrained_card
+from tools.tables.fields import psnr
+from tools.tables.frame import ROOT, markdown, read, table
+
+
+@table("gradients", "stream")
+def front_numbers() -> str:
+    """Return three measured numbers with links to how they were measured."""
+    faster = [
+        1 / run["ratio"]["median"]
+        for run in read("gradients")["training"]["runs"]
+        if (run["contestant"], run["adjoint"]) == ("ours", "gmres")
+    ]
+    kept = {
+        row["method"]: f"{row['held'] / 1e6:.0f} MB"
+        for row in read("gradients")["passes"]["rows"]
+        if row["case"] == "cell"
+    }
+    hard = [row["ratio"] for row in read("stream")["rows"] if row["load"] == "conv, 1 hard in 64"]
+    return markdown(
+        ["Measured", "What", "How"],
+        [
+            [
+                f"**{min(faster):.1f} to {max(faster):.1f} times** as fast",
+                "a training step to the same residuals, beside torchdeq 0.1.0",
+                "[gradients](docs/gradients.md#what-it-costs)",
+            ],
+            [
+                f"**{kept['implicit, 20 calls']}** instead of {kept['unrolled 20']}",
+                "kept for the backward pass of 20 evaluations, implicit and unrolled",
+                "[gradients](docs/gradients.md#what-it-costs)",
+            ],
+            [
+                f"**{min(hard):.1f} to {max(hard):.1f} times** as fast",
+                "a stream beside fixed batches, where one sample in 64 is hard",
+                "[streams](docs/benchmarks.md#streams)",
+            ],
+        ],
+    )
+
+
+def _test(name: str, score: str) -> float:
+    """Return a score of a pretrained model on test data."""
+    return float(pretrained_card(name).scores["test"][score])
+
+
+def _published(preset: str, what: str) -> str:
+    target = find_preset(preset).target
+    assert target is not None
+    return f"{target.value:g} {what} (`{preset}`)"
+
+
+def _recognised(command: str) -> float:
+    """Return the percentage of samples of a command that a classifier recognises."""
+    measured = pretrained_card("diffusion-digits").measured
+    (values,) = (v for title, v in measured.items() if title.startswith(f"`{command}`"))
+    (share,) = (float(value) for what, value in values.items() if what.endswith("%"))
+    return share
+
+
+def _perplexity(design: str) -> str:
+    """Return the perplexity on WikiText-2 after six minutes of training, over seeds."""
+    rows = read("lm/compare")["rows"]
+    return f"{mean(row['perplexity'] for key, row in rows.items() if key.startswith(design)):.0f}"
+
+
+@table("pretrained_flow/flow-nano", "inr/psnr-images", "lm/compare", "recorded/reason_halting")
+def front_families() -> str:
+    """Return the families: a picture, what to type, a number of ours and a published one."""
+    flow = read("pretrained_flow/flow-nano")["errors"]["middlebury"]
+    solved = max(row["exact"] for row in read("recorded/reason_halting")["rows"])
+    rows = {
+        "mdeq": (
+            "[MDEQ](deq_zoo/mdeq/README.md): images",
+            "deq-zoo predict mdeq-digits photo.png",
+            f"{_test('mdeq-digits', 'accuracy'):.1f} % of 1,000 digits",
+            _published("mdeq-cifar10-large", "% of CIFAR-10"),
+        ),
+        "flow": (
+            "[DEQ-Flow](deq_zoo/flow/README.md): motion",
+            "deq-zoo predict flow-nano a.png b.png",
+            f"{flow:.2f} pixels on Middlebury",
+            _published("flow-things-h", "pixels on Sintel"),
+        ),
+        "diffusion": (
+            "[DEQ-DDIM](deq_zoo/diffusion/README.md): images from noise",
+            "deq-zoo sample diffusion-digits",
+            f"{_recognised('deq-zoo sample diffusion-digits'):.0f} % of samples recognised",
+            _published("diffusion-cifar10", "squared error of inversions"),
+        ),
+        "inr": (
+            "[DEQ-INR](deq_zoo/inr/README.md): signals as fields",
+            "deq-zoo train inr-quick",
+            f"{psnr('psnr-images', 'DEQ-SIREN'):.1f} dB between the pixels of photographs, "
+            f"a SIREN {psnr('psnr-images', 'SIREN'):.1f}",
+            _published("inr-nature", "dB"),
+        ),
+        "ignn": (
+            "[IGNN](deq_zoo/ignn/README.md): graphs",
+            "deq-zoo evaluate ignn-chains",
+            f"{_test('ignn-chains', 'accuracy'):.0f} % along 100 nodes",
+            _published("ignn-ppi-large", "micro-F1 on PPI"),
+        ),
+        "lm": (
+            "[Transformers](deq_zoo/lm/README.md): text",
+            "deq-zoo train lm-quick",
+            f"perplexity {_perplexity('convergent')} on WikiText-2 after six minutes, an explicit "
+            f"transformer {_perplexity('explicit')}",
+            _published("lm-wt103-final", "on WikiText-103"),
+        ),
+        "reason": (
+            "[HRM, TRM, EqR](deq_zoo/reason/README.md): puzzles",
+            "deq-zoo train reason-quick",
+            f"{solved:.0f} % of 200 Sudokus of 4 x 4, with restarts",
+            _published("reason-trm-sudoku", "% of Sudoku-Extreme"),
+        ),
+    }
+    return markdown(
+        ["", "Family", "Try it", "Here", "Published, not repeated here"],
+        [[_picture(name), family, f"`{command}`", ours, theirs]
+         for name, (family, command, ours, theirs) in rows.items()],
+    )  # fmt: skip
+
+
+def _picture(family: str) -> str:
+    """Return the picture of a family, if it has one."""
+    file = f"docs/figures/families/{family}.png"
+    return f'<img src="{file}" width="200" alt="{family}">' if (ROOT / file).exists() else ""

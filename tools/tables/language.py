@@ -1,0 +1,113 @@
+"""Tables of the language models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tools.tables.frame import markdown, power, read, table
+
+DESIGNS = {
+    "explicit": "explicit transformer, 3 blocks",
+    "original": "original, implicit gradient",
+    "original, JR": "original, regularised Jacobian",
+    "redesigned": "redesigned",
+    "convergent": "convergent",
+}
+SEEDS = (0, 1)
+
+
+def _residual(value: float, digits: int) -> str:
+    return f"{value:#.2g}" if value >= 0.01 else power(value, digits)
+
+
+def _count(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+@table("lm/compare")
+def lm_compare() -> str:
+    """Return updates, time, memory, perplexity and convergence of every design, for two seeds."""
+    header = ["design", "updates", "time per step", "memory", "perplexity", "relative residual",
+              "evaluations"]  # fmt: skip
+    found = read("lm/compare")["rows"]
+    lines = []
+    for name, shown in DESIGNS.items():
+        runs = [found[f"{name} {seed}"] for seed in SEEDS]
+
+        def pair(show: Callable[[dict[str, Any]], str], runs: list[Any] = runs) -> str:
+            return ", ".join(show(run) for run in runs)
+
+        solved = runs[0]["residual"] is not None
+        lines.append(
+            [
+                shown,
+                pair(lambda run: f"{run['updates']:,}"),
+                pair(lambda run: f"{run['ms_per_step']:.0f}") + " ms",
+                pair(lambda run: f"{run['peak_mb']:.0f}") + " MB",
+                pair(lambda run: f"{run['perplexity']:.0f}"),
+                pair(lambda run: _residual(run["residual"], 1)) if solved else "",
+                pair(lambda run: _count(run["nfe"])) if solved else "",
+            ]
+        )
+    return markdown(header, lines)
+
+
+@table("lm/nfe")
+def lm_evaluations() -> str:
+    """Return the loss by evaluations of f, with the residuals of the first seed."""
+    found = read("lm/nfe")["rows"]
+    names = {"original": "original", "original, JR": "original, regularised",
+             "redesigned": "redesigned", "convergent": "convergent"}  # fmt: skip
+
+    def cell(name: str, count: int) -> str:
+        runs = [found[f"{name} {seed}"] for seed in SEEDS]
+        at = runs[0]["steps"].index(count)
+        losses = ", ".join(f"{run['loss'][at]:.3f}" for run in runs)
+        return f"{losses} ({_residual(runs[0]['residual'][at], 0)})"
+
+    return markdown(
+        ["evaluations", *names.values()],
+        [[str(n), *(cell(name, n) for name in names)] for n in (2, 4, 8, 12, 24, 100)],
+    )
+
+
+@table("lm/decode")
+def lm_decoding() -> str:
+    """Return tokens per second and evaluations per token, by the way of decoding."""
+    ways = {"recomputing": "whole text again", "chunked": "current segment again",
+            "incremental, cold": "incremental, from zeros",
+            "incremental": "incremental, warm"}  # fmt: skip
+    found = read("lm/decode")["rows"]
+
+    def cell(row: dict[str, Any], way: str) -> str:
+        speed = row.get(f"tokens_per_s {way}")
+        if speed is None:
+            return ""
+        evaluations = row.get(f"evaluations {way}")
+        counted = f" ({_count(evaluations)})" if evaluations is not None else ""
+        return f"{speed:.{0 if speed >= 100 else 1}f}{counted}"
+
+    return markdown(
+        ["design", *ways.values()],
+        [
+            [name, *(cell(found[name], way) for way in ways)]
+            for name in ("original", "redesigned", "convergent")
+        ],
+    )
+
+
+@table("recorded/lm_attractor_gradients")
+def lm_attractor_gradients() -> str:
+    """Return the error and the time of cheap gradients of an attractor."""
+    header = ["gradient", "relative error", "of the gated block", "cosine, gated block", "time"]
+
+    def small(value: float) -> str:
+        return f"{value:.{3 if value >= 0.01 else 4}f}"
+
+    rows = []
+    for row in read("recorded/lm_attractor_gradients")["rows"]:
+        errors = [small(row["error"]), small(row["error_of_gated_block"])]
+        time = f"{row['ms']} ms" + (f" ({row['note']})" if "note" in row else "")
+        rows.append([row["gradient"], *errors, f"{row['cosine_of_gated_block']:.3f}", time])
+    return markdown(header, rows)
