@@ -19,26 +19,32 @@ ROOT = Path(torchdeq.__file__).parents[1]
 
 #: The parts of the library, from the ground up: a part imports only itself and parts of rows above.
 LAYERS = [
-    "_torch autocast callers coupling initial notes pytree randomness reach registry compat.names",
-    "aliasing checks dropout modules numbers option packing tracing compat.ignored",
-    "memory packed stopping",
+    "_torch _version autocast callers coupling initial notes pytree randomness reach registry",
+    "compat.names numbers",
+    "aliasing arnoldi checks closures dropout option packing tracing compat.ignored",
+    "distributed",
+    "modules",
+    "compiling memory packed stopping warm_starts",
     "trace",
     "stats",
     "failures solution",
+    "config_checks",
     "config",
     "flags linear loss norm",
     "solver",
-    "grad",
+    "grad stream",
     "experimental",
     "functional compat.functions",
-    "compat.backward compat.decorator forward_pass live_options",
+    "compat.backward compat.decorator export forward_pass live_options",
     "deq compat.paths compat",
+    "diagnostics monitoring",
+    "plots",
     "core utils",
 ]
 LEVEL = {part: level for level, row in enumerate(LAYERS) for part in row.split()}
 
 #: Families of models, which never import each other; `images` serves several of them.
-FAMILIES = ("diffusion", "flow", "ignn", "inr", "lm", "mdeq")
+FAMILIES = ("diffusion", "flow", "ignn", "inr", "lm", "mdeq", "reason")
 
 Graph = dict[str, set[str]]
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import warnings
 from dataclasses import fields
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from tests.code_blocks import code_blocks
 from torchdeq import DEQConfig
@@ -32,9 +36,13 @@ def _names_of_a_page_stay_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_programs_of_every_page_run_from_top_to_bottom(page: Path) -> None:
-    # An entry of sys.modules is what dataclasses ask for; that of this test serves.
-    program: dict[str, Any] = {"__name__": __name__}
+def test_the_programs_of_every_page_run_from_top_to_bottom(
+    page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Dataclasses and the compiler look for the module of a program by its name.
+    module = ModuleType(f"page_{page.stem}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    program: dict[str, Any] = vars(module)
     for block in code_blocks(page):
         try:
             with warnings.catch_warnings():
@@ -68,3 +76,18 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
     folders = "benchmarks|docs|examples|tests|torchdeq"
     named = re.findall(rf"`((?:{folders})/[\w/.]+\.\w+)`", page.read_text())
     assert not [name for name in named if not (ROOT / name).exists()]
+
+
+@pytest.mark.slow
+def test_the_first_program_of_the_readme_is_short_typed_and_learns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = next(iter(code_blocks(ROOT / "README.md")))
+    assert len([line for line in program.splitlines() if line.strip()]) == 12
+    file = tmp_path / "program.py"
+    file.write_text(program)
+    typed = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), str(file)]
+    subprocess.run(typed, check=True, cwd=ROOT, timeout=600)
+    torch.manual_seed(0)
+    exec(compile(program, "README", "exec", dont_inherit=True), {})
+    assert float(capsys.readouterr().out.split()[-1]) < 1e-3

@@ -14,7 +14,7 @@ from torchdeq.norm import NORMS
 from torchdeq.solver import SOLVERS
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "demo")  # make demo
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 
 Run = Callable[..., str]
 
