@@ -2,7 +2,8 @@
 
 Every file in `results/` has this record under `provenance`, once or in each of its parts. It names
 no host, and has PATH in the place of every argument with a slash. Records that are older than this
-module have the commit that brought the numbers into the repository.
+module have the commit that brought the numbers into the repository. Commits that were joined into
+another one keep their name here, with that one beside it in `JOINED`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,14 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 CHANGED = "with changes"
+#: Commits that the history no longer has, with the one that now holds their changes.
+JOINED = dict.fromkeys(
+    (
+        "0fdb343", "1a762d4", "218bc0f", "80fbcb0", "907848e",
+        "90af82f", "a927de3", "af5cc8b", "b8dd572", "c344f75",
+    ),
+    "2722f7a",
+)  # fmt: skip
 #: What a benchmark writes or renews without changing what it measures.
 _OUTPUTS = (":!benchmarks/results", ":!docs", ":!*.md")
 

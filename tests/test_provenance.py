@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from benchmarks import provenance as module
-from benchmarks.provenance import commit, continued, provenance
-from benchmarks.storing import origins, read, store, store_part
+from benchmarks.provenance import JOINED, ROOT, commit, continued, provenance
+from benchmarks.storing import RESULTS, origins, read, store, store_part
 
 
 def git(folder: Path, *words: str) -> str:
@@ -111,3 +112,15 @@ def test_a_file_that_cannot_be_written_stays_as_it_was(tmp_path: Path) -> None:
 
 def test_a_part_without_a_record_is_noticed() -> None:
     assert origins({"one": {"provenance": {"command": "a"}}, "two": {}}) == [{"command": "a"}, None]
+
+
+def test_every_commit_that_results_name_is_in_the_history_or_in_one_that_is() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a clone: there is no history to look in")
+    if git(ROOT, "rev-parse", "--is-shallow-repository") == "true":
+        pytest.skip("a shallow clone has only a part of the history")
+    history = {name[:7] for name in git(ROOT, "rev-list", "HEAD").splitlines()}
+    for file in sorted(RESULTS.glob("*.json")):
+        for record in origins(read(file)):
+            for name in re.findall(r"\b[0-9a-f]{7}\b", record["commit"] or ""):
+                assert JOINED.get(name, name) in history, f"{file.name} names {name}"

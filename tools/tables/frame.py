@@ -9,11 +9,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.provenance import JOINED
 from benchmarks.storing import RESULTS
 
 ROOT = Path(__file__).parents[2]
 
 _PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+_NAME = re.compile(r"\b[0-9a-f]{7}\b")  # of a commit
 _MINUS = re.compile(r"e([-+])0(\d)")
 
 
@@ -76,11 +78,22 @@ def origin(sources: Sequence[str]) -> str:
 
 
 def _program(record: dict[str, Any]) -> str:
-    commit = f"commit {record['commit'] or 'unknown'}"
+    commit = f"commit {_commits(record['commit'])}"
     if "source" in record:
         return f"Published: {record['source']}; written down in {commit}"
     command = "command unknown" if record["command"] is None else f"`{record['command']}`"
     return ", ".join((command, commit, *_seeds(record["seeds"])))
+
+
+def _commits(names: str | None) -> str:
+    """Return the names of commits, each with the commit that it was joined into, if it was."""
+    if names is None:
+        return "unknown"
+    return _NAME.sub(lambda found: f"{found[0]}{_joined(found[0])}", names)
+
+
+def _joined(name: str) -> str:
+    return f" (now in {JOINED[name]})" if name in JOINED else ""
 
 
 def _seeds(seeds: list[int] | None) -> list[str]:
