@@ -35,7 +35,7 @@ test test-all test-torch: export ONEDNN_MAX_CPU_ISA := AVX512_CORE_BF16
 test: $(TESTED)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
-test-all: $(TESTED) .venv/.has-notebooks
+test-all: $(TESTED) .venv/.has-docs .venv/.has-notebooks
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow or not slow"
 
 # On a machine with an accelerator, in an environment whose torch can use it: BIN=path/to/bin.
@@ -46,9 +46,8 @@ test-gpu:
 # of torch, in an environment of its own; .venv is neither needed nor touched. Only 2.13.0 is known
 # to come as a small CPU build: the others may bring gigabytes. TESTS=tests/grad runs a part.
 TESTS ?= tests
-NOT_CORE := tests/zoo tests/golden tests/export tests/test_examples.py tests/test_docs.py
 test-torch: .venv-torch/$(TORCH)/.ready
-	.venv-torch/$(TORCH)/bin/python -m pytest -n 2 -rs -p no:cacheprovider $(NOT_CORE:%=--ignore=%) $(TESTS)
+	.venv-torch/$(TORCH)/bin/python -m pytest -n 2 -rs -p no:cacheprovider $(TESTS)
 
 .venv-torch//.ready:
 	@echo "which torch? make test-torch TORCH=2.6.0"; exit 1

@@ -1,0 +1,3 @@
+"""The preset `toy` is there whichever file of tests runs alone."""
+
+from tests.zoo import toy as toy
