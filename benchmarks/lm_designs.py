@@ -10,7 +10,6 @@ takes parts of the attractor's training away. An interrupted part goes on where 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -20,16 +19,18 @@ from typing import Any
 
 import torch
 
-from benchmarks.lm_contest import FOLDER, Row, contestants, evaluate, train, trained, with_rate
+from benchmarks.lm_contest import contestants, with_rate
 from benchmarks.lm_rivals import Recomputing
-from benchmarks.storing import RESULTS, read, store_part
+from benchmarks.lm_training import evaluate, train, trained
+from benchmarks.rows import Job, Row, make_rows, results_file
+from benchmarks.storing import read
 from deq_zoo.lm.data import Streams
 from deq_zoo.lm.decode import make_decoder
 from deq_zoo.lm.reading import steps_curve
 from deq_zoo.lm.task import LanguageTask
 from deq_zoo.preset import Preset
 
-FILE = RESULTS / "lm_designs.json"
+NAME = "lm_designs"
 RATES = (1e-3, 2e-3, 4e-3)
 DESIGNS = ("explicit", "original", "convergent", "attractor")
 
@@ -55,39 +56,20 @@ SMALL = Size(
     steps=(1, 8), context=16, tokens=4, rounds=2,
 )  # fmt: skip
 
-Job = tuple[str, Callable[..., Row], tuple[Any, ...]]
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=tuple(PARTS), help="one of the parts")
     parser.add_argument("--data-dir", default=".", help="folder with WikiText-2, or one above it")
-    parser.add_argument("--jobs", type=int, default=2, help="processes at the same time")
+    parser.add_argument("--processes", type=int, default=2, help="runs at a time")
     parser.add_argument("--small", action="store_true", help="a few minutes, to try it out")
     args = parser.parse_args()
-    FOLDER.mkdir(parents=True, exist_ok=True)
     size = SMALL if args.small else Size()
+    file = results_file(NAME, args.small)
     for part in [args.only] if args.only else list(PARTS):
-        # Peak memory belongs to a process, so each job has one of its own.
-        jobs = 1 if part == "decode" else args.jobs
-        pool = multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=1)
-        with pool:
-            earlier = read(FILE).get(part, {})
-            done = earlier.get("rows", {}) if earlier.get("small") == args.small else {}
-            left = [job for job in PARTS[part](size, args.data_dir) if job[0] not in done]
-            for key, row in pool.imap_unordered(_run, left):
-                resumed = bool(done)
-                done[key] = row
-                shown = "  ".join(f"{name} {_show(value)}" for name, value in row.items())
-                print(f"{part}  {key}  {shown}", flush=True)
-                rows, seeds = {"small": args.small, "rows": done}, seeds_of(part, size)
-                store_part(FILE, part, rows, seeds, resumed=resumed, threads=1)
-
-
-def _run(job: Job) -> tuple[str, Row]:
-    torch.set_num_threads(1)
-    key, make, arguments = job
-    return key, make(*arguments)
+        processes = 1 if part == "decode" else args.processes
+        jobs = PARTS[part](size, args.data_dir)
+        make_rows(file, part, jobs, seeds_of(part, size), processes)
 
 
 def seeds_of(part: str, size: Size) -> range:
@@ -95,33 +77,28 @@ def seeds_of(part: str, size: Size) -> range:
     return range(size.seeds if part in ("compare", "curve") else 1)
 
 
-def _show(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def tune(size: Size, data_dir: str) -> Iterator[Job]:
     """Yield a short run of each design with each learning rate, at one million parameters."""
     for name, preset in contestants(data_dir, 1, size.segments).items():
         for rate in RATES:
             changed = replace(preset, optim=with_rate(preset.optim, rate))
-            key = f"{name} {rate:g}"
-            yield (
-                key,
-                train,
-                (f"{size.prefix}tune-{name}-{rate:g}", changed, 0, size.tuning_seconds),
-            )
+            run = f"{size.prefix}tune-{name}-{rate:g}"
+            yield Job(f"{name} {rate:g}", train, (run, changed, 0, size.tuning_seconds))
 
 
-def best_rate(name: str) -> float:
+def best_rate(name: str, size: Size) -> float:
     """Return the rate with which a design had the lowest held-out loss."""
-    rows = read(FILE).get("tune", {}).get("rows", {})
+    rows = read(results_file(NAME, size == SMALL)).get("tune", {}).get("rows", {})
     losses = {rate: rows[f"{name} {rate:g}"]["held_out_loss"] for rate in RATES
               if f"{name} {rate:g}" in rows}  # fmt: skip
     if len(losses) < len(RATES):
         raise SystemExit(
             "learning rates are missing: run python -m benchmarks.lm_designs --only tune"
         )
-    return min(losses, key=lambda rate: losses[rate])
+    best = min(losses, key=lambda rate: losses[rate])
+    if best in (min(RATES), max(RATES)):
+        print(f"{name}: the best rate, {best:g}, is at the end of the range {RATES}")
+    return best
 
 
 def compare(size: Size, data_dir: str) -> Iterator[Job]:
@@ -129,10 +106,10 @@ def compare(size: Size, data_dir: str) -> Iterator[Job]:
     for millions in size.millions:
         for seed in range(size.seeds):
             for name, preset in contestants(data_dir, millions, size.segments).items():
-                optim = with_rate(preset.optim, best_rate(name))
+                optim = with_rate(preset.optim, best_rate(name, size))
                 run = f"{size.prefix}{name}-{millions}m-{seed}"
                 arguments = (run, replace(preset, optim=optim), seed, size)
-                yield f"{name} {millions} {seed}", train_and_score, arguments
+                yield Job(f"{name} {millions} {seed}", train_and_score, arguments)
 
 
 def train_and_score(run: str, preset: Preset, seed: int, size: Size) -> Row:
@@ -159,7 +136,7 @@ def curve(size: Size, data_dir: str) -> Iterator[Job]:
             preset = contestants(data_dir, millions, size.segments)[name]
             for seed in range(size.seeds):
                 arguments = (f"{size.prefix}{name}-{millions}m-{seed}", preset, size)
-                yield f"{name} {millions} {seed}", measure_curve, arguments
+                yield Job(f"{name} {millions} {seed}", measure_curve, arguments)
 
 
 @torch.no_grad()
@@ -181,7 +158,7 @@ def decode(size: Size, data_dir: str) -> Iterator[Job]:
             preset = contestants(data_dir, millions, size.segments)[name]
             for batch in (1, 16):
                 arguments = (f"{size.prefix}{name}-{millions}m-0", preset, batch, size)
-                yield f"{name} {millions} batch {batch}", measure_speed, arguments
+                yield Job(f"{name} {millions} batch {batch}", measure_speed, arguments)
 
 
 @torch.no_grad()
@@ -217,7 +194,7 @@ def measure_speed(run: str, preset: Preset, batch: int, size: Size) -> Row:
 def ablate(size: Size, data_dir: str) -> Iterator[Job]:
     """Yield short runs of the attractor without one part of its training each."""
     preset = contestants(data_dir, 1, size.segments)["attractor"]
-    preset = replace(preset, optim=with_rate(preset.optim, best_rate("attractor")))
+    preset = replace(preset, optim=with_rate(preset.optim, best_rate("attractor", size)))
     task = preset.task
     assert isinstance(task, LanguageTask)
     implicit = {"ift": True, "f_max_iter": 12, "grad": [1], "b_solver": "gmres", "b_tol": 1e-2}
@@ -235,8 +212,8 @@ def ablate(size: Size, data_dir: str) -> Iterator[Job]:
     }
     for name, changed in variants.items():
         run = f"{size.prefix}ablate-{name.replace(' ', '-')}"
-        arguments = (run, replace(preset, task=changed), 0)
-        yield name, train, (*arguments, size.tuning_seconds)
+        arguments = (run, replace(preset, task=changed), 0, size.tuning_seconds)
+        yield Job(name, train, arguments)
 
 
 PARTS: dict[str, Callable[[Size, str], Iterator[Job]]] = {

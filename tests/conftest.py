@@ -30,6 +30,8 @@ ZOO = [
     "test_demo.py",
     "test_docs.py",
     "test_examples.py",
+    "test_site.py",
+    "test_tables.py",
     "zoo",
 ]
 collect_ignore = [] if find_spec("safetensors") else ZOO

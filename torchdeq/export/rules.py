@@ -135,7 +135,8 @@ class Mixing:
 
     def _with_row(self, gram: Tensor, row: Tensor, new: Tensor) -> Tensor:
         """Return the Gram matrix with a new row and column, (m, b)."""
-        lam = max(self.solver.lam, LEAST_LAM[gram.dtype])
+        lam, least = self.solver.lam, LEAST_LAM[gram.dtype]
+        lam = lam if lam > least else least  # torch 2.15 cannot trace `max` inside a loop
         diagonal = row * (1 + lam) + (self.solver.ridge + TINY[gram.dtype])
         across, down = new[:, None, None], new[None, :, None]
         gram = torch.where(across, row[None], torch.where(down, row[:, None], gram))

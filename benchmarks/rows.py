@@ -1,0 +1,69 @@
+"""Rows that take long: each is made in a process of its own, and stored as soon as it is there.
+
+Processes are forked from one that has imported the code at the beginning. So all rows of a run
+have the code of the commit that is stored with them, whatever is edited in the meantime, and each
+row has a peak memory of its own. A run that was interrupted goes on with the rows that are missing.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.storing import RESULTS, read, store_part
+
+Row = dict[str, Any]
+
+
+class Job(NamedTuple):
+    """A row to make: its name, and a function of a module with its arguments."""
+
+    key: str
+    make: Callable[..., Row]
+    arguments: tuple[Any, ...] = ()
+
+
+def results_file(name: str, small: bool) -> Path:
+    """Return the file of results; that of a small run, to try things out, is not kept."""
+    return RESULTS / f"{'partial.' if small else ''}{name}.json"
+
+
+def make_rows(
+    file: Path, part: str, jobs: Iterator[Job], seeds: Sequence[int], processes: int
+) -> None:
+    """Make the rows of a part that its file lacks; print and store each.
+
+    Args:
+        file: the file of results.
+        part: name of the part.
+        jobs: all rows of the part.
+        seeds: see `provenance`.
+        processes: rows to make at the same time.
+    """
+    done: dict[str, Row] = read(file).get(part, {}).get("rows", {})
+    missing = [job for job in jobs if job.key not in done]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(sorted({job.make.__module__ for job in missing}))
+    with context.Pool(processes, maxtasksperchild=1) as pool:
+        for key, row in pool.imap_unordered(_make, missing):
+            resumed = bool(done)
+            done[key] = row
+            print(f"{part}  {key}  {_show(row)}", flush=True)
+            store_part(file, part, {"rows": done}, seeds, resumed=resumed, threads=1)
+
+
+def _make(job: Job) -> tuple[str, Row]:
+    torch.set_num_threads(1)
+    return job.key, job.make(*job.arguments)
+
+
+def _show(row: Row) -> str:
+    short = {name: value for name, value in row.items() if not isinstance(value, (dict, list))}
+    return "  ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in short.items()
+    )
