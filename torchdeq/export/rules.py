@@ -121,7 +121,7 @@ class Mixing:
         m, n, gram = self.solver.m, len(z), memory[-1]
         slots = torch.arange(m, device=gram.device)
         new = slots == k % m
-        g = [b.to(w.dtype) - a.to(w.dtype) for a, b, w in zip(z, fz, memory, strict=False)]
+        g = [b.to(w.dtype) - a.to(w.dtype) for a, b, w in zip(z, fz, memory[:n], strict=True)]
         F = _insert(memory[:n], fz, new)
         G = _insert(memory[n : 2 * n], tuple(g), new)
         gram = self._with_row(gram, dots(G, tuple(g), self.joint, gram.dtype), new)
