@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 from typing import Any
 
 import pytest
@@ -232,6 +233,9 @@ def test_function_transforms_leave_a_plain_mask_behind() -> None:
     assert torch.func.vmap(drop)(torch.ones(2, 4)).shape == (2, 4)
 
 
+@pytest.mark.skipif(
+    sys.version_info[:3] == (3, 13, 0), reason="Python 3.13.0, which is not supported: stale graphs"
+)
 def test_compiles_as_one_graph_that_a_reset_does_not_rebuild() -> None:
     drop, x = VariationalDropout(0.5), torch.ones(64)
     graphs = 0
