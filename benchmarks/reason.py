@@ -60,7 +60,7 @@ class Size:
 
     prefix: str = ""
     seconds: float = 900.0
-    nine_seconds: float = 7200.0
+    nine_seconds: float = 4500.0
     seeds: int = 2
     points: int = 8
     puzzles: int = 2000

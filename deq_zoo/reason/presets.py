@@ -103,13 +103,21 @@ def reason_eqr_maze_tiny() -> Preset:
 @PRESETS.register("reason-sudoku9")
 def reason_sudoku9() -> Preset:
     """A small EqR on generated 9x9 Sudokus, with all orbits of the test held out: hours."""
-    net = replace(EQR_SUDOKU, width=128, inner=4)
+    net = replace(EQR_SUDOKU, width=96, rounds=2, inner=3, max_steps=8)
     return Preset(
         task=SolvePuzzles(
-            net=net, deq=_deq(64), search=Search(restarts=4), data="sudoku9", batch=128
+            net=net,
+            deq=_deq(64),
+            search=Search(restarts=4),
+            data="sudoku9",
+            puzzles=2000,
+            test_puzzles=500,
+            extra_givens=12,
+            batch=64,
+            decay=0.995,
         ),
-        optim=Adam(lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, schedule=Cosine(warmup=200)),
-        steps=20_000,
+        optim=Adam(lr=1.5e-3, betas=(0.9, 0.95), weight_decay=0.1, schedule=Cosine(warmup=200)),
+        steps=10_000,
         eval_every=500,
         log_every=20,
     )
