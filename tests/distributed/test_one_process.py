@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from tests.distributed.models import WIDTH, Cell, make_net
+from tests.versions import needs_cpu_shards
 from torchdeq import DEQConfig, StopRule, add_deq_args, fixed_point, get_deq, solve
 from torchdeq._torch import UnitSettings
 from torchdeq.distributed import collective, hold, peers
@@ -66,6 +67,7 @@ def test_a_group_of_one_process_decides_alone(group: Any) -> None:
     assert listener.rank == 0
 
 
+@needs_cpu_shards
 @pytest.mark.parametrize("settings", [{}, {"reshard_after_forward": False}])
 @pytest.mark.parametrize("raises", [False, True])
 def test_a_held_unit_gets_its_settings_back(group: Any, settings: Any, raises: bool) -> None:
@@ -90,6 +92,7 @@ def test_a_held_unit_gets_its_settings_back(group: Any, settings: Any, raises: b
     assert vars(after) == vars(before)
 
 
+@needs_cpu_shards
 def test_a_solve_scatters_the_units_that_it_has_gathered(group: Any) -> None:
     cell = make_unit(reshard_after_forward=True)
     x = torch.ones(2, WIDTH)
@@ -134,6 +137,7 @@ def test_a_process_without_samples_goes_on_with_the_others(
     assert not w.grad.any()
 
 
+@needs_cpu_shards
 def test_a_call_of_a_unit_that_fails_does_not_keep_later_solves_from_holding_it(group: Any) -> None:
     cell = make_unit(reshard_after_forward=True)
     x = torch.ones(2, WIDTH)
@@ -144,6 +148,7 @@ def test_a_call_of_a_unit_that_fails_does_not_keep_later_solves_from_holding_it(
     assert not UnitSettings(cell).gathered
 
 
+@needs_cpu_shards
 def test_a_unit_around_the_solve_is_left_alone(group: Any) -> None:
     from torch.distributed.fsdp import fully_shard
 
@@ -162,6 +167,7 @@ def test_a_unit_around_the_solve_is_left_alone(group: Any) -> None:
     assert found[1:] == [()] * (len(found) - 1)
 
 
+@needs_cpu_shards
 @pytest.mark.parametrize("kind", ["weight_norm", "spectral_norm"])
 def test_normalised_weights_are_computed_inside_the_sharded_forward(group: Any, kind: str) -> None:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
@@ -189,6 +195,7 @@ def test_normalised_weights_are_computed_inside_the_sharded_forward(group: Any, 
     torch.testing.assert_close(model(torch.ones(1, 3)).detach(), expected)
 
 
+@needs_cpu_shards
 def test_units_inside_f_refuse_higher_orders(group: Any) -> None:
     cell, x = make_unit(), torch.ones(2, WIDTH)
     deq = get_deq(ift=True, higher_order=True)

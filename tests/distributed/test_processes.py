@@ -10,8 +10,12 @@ import pytest
 from tests.distributed import cases
 from tests.distributed.cases import Agreed, Report
 from tests.distributed.launch import run_together
+from tests.versions import needs_cpu_shards
 
-pytestmark = pytest.mark.xdist_group("processes")  # one worker starts the processes, once
+pytestmark = [
+    pytest.mark.xdist_group("processes"),  # one worker starts the processes, once
+    needs_cpu_shards,
+]
 
 EXACT = 1e-9
 FORWARD = ("anderson", "broyden", "fixed_point_iter")

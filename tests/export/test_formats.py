@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.export.test_program import BATCHES, Model
+from tests.versions import needs_exported_loops
 from torchdeq import export
 from torchdeq.export.package import _describe
 
+pytestmark = needs_exported_loops
 EXAMPLES = Path(__file__).parents[2] / "examples" / "export"
 
 

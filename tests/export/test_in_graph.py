@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.problems import contraction, repelling, rotation, tanh_layer
-from torchdeq import Anderson, FixedPointIter, SimpleFixedPointIter, Status, StopRule, solve
+from torchdeq import (
+    Anderson,
+    FixedPointIter,
+    SimpleFixedPointIter,
+    Status,
+    StopRule,
+    export,
+    solve,
+)
 from torchdeq.export.in_graph import InGraph
 from torchdeq.pytree import walk
 
@@ -162,3 +170,13 @@ def test_what_a_graph_cannot_do_is_an_error() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             InGraph("unroll")(f, z0, solver=solver, stop=StopRule(5))
+
+
+def test_a_version_of_torch_without_exported_loops_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.6.0+cpu")
+    with pytest.raises(
+        RuntimeError, match=r"needs torch 2\.9 or later, .* torch 2\.6\.0.*'unroll'"
+    ):
+        export.export(torch.tanh, torch.zeros(2, 3), start=torch.zeros(2, 3))

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 import torchdeq
 from tests.problems import contraction
+from tests.versions import needs_exported_loops
 from torchdeq import Anderson, Broyden, FixedPointIter, SolverStat, Status, StopRule, export
 
+pytestmark = needs_exported_loops
 BATCHES = (1, 7, 64)
 
 ROOT = Path(__file__).parents[2]

@@ -25,6 +25,7 @@ from torchdeq.stopping import StopRule
 from torchdeq.tracing import solving_by
 
 MODES = ("loop", "unroll")
+_LOOPS = (2, 9)  # the version of torch from which it exports loops
 
 
 def export(
@@ -67,6 +68,11 @@ def export(
             first dimension of the first tensor the batch, and that of all tensors of this size.
     """
     require_choice("mode", mode, MODES)
+    if mode == "loop" and not exports_loops():
+        raise RuntimeError(
+            f"mode='loop' needs torch {'.'.join(map(str, _LOOPS))} or later, and this is torch "
+            f"{torch.__version__}: update torch, or choose mode='unroll'"
+        )
     if solver is not None:
         check_solver(solver)
     inputs = example if isinstance(example, tuple) else (example,)
@@ -87,6 +93,11 @@ def export(
             program = torch.export.export(traced, inputs, dynamic_shapes=shapes, strict=False)
     _copy_weights(program)
     return program
+
+
+def exports_loops() -> bool:
+    """Return whether `torch.export` of this version of torch keeps a loop as a loop."""
+    return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= _LOOPS
 
 
 def _copy_weights(program: ExportedProgram) -> None:
