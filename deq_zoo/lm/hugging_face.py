@@ -48,7 +48,7 @@ class DEQLanguageConfig(PreTrainedConfig):  # type: ignore[misc]
         net: the fields of an `LMConfig`.
         deq: the options of the DEQ that differ from their defaults.
         length: tokens of a segment: a longer text is read segment by segment.
-        memory: tokens before a segment that the model remembers.
+        memory: tokens before a segment that the model remembers; 0 for none.
         **kwargs: of every configuration.
     """
 
@@ -92,8 +92,8 @@ class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
 
     Logits are log-probabilities. A text is read in segments, as evaluation in the zoo reads it.
     With `use_cache` the texts of a batch grow token by token; a design with a fixed point solves
-    only for the new tokens then, and looks back `memory` tokens. Padding, on either side, has no
-    effect on the tokens of a text.
+    only for the new tokens then. Logits with a cache are those without one, up to the tolerance of
+    the solves. Padding, on either side, has no effect on the tokens of a text.
 
     Args:
         config: the configuration.

@@ -56,7 +56,7 @@ class EquilibriumCache(Cache):  # type: ignore[misc]
 
     def _new_decoder(self) -> Decoder:
         facts = self.model.facts
-        return make_decoder(self.model, facts["memory"] or facts["length"], facts["length"])
+        return make_decoder(self.model, facts["memory"], facts["length"])
 
     def _padding(self, ids: Tensor, mask: Tensor | None) -> Tensor:
         """Return (B,) how many positions of padding come before each text."""

@@ -293,7 +293,7 @@ class LanguageTask(Task):
 
     def _write(self, model: LanguageModel, options: Sampling) -> Writing:
         tokenizer = find_vocabulary(self, model)
-        decoder = make_decoder(model, self._eval_memory or self.length, self.length)
+        decoder = make_decoder(model, self._eval_memory, self.length)
         return Writing(decoder, tokenizer, options)
 
     @torch.no_grad()

@@ -46,6 +46,9 @@ def make(design: str, **changes: Any) -> LanguageModel:
     model: LanguageModel
     if design == "attractor":
         model = attractors.make_model(tokens=256, **changes)
+    elif design == "published":
+        plain = {"f_solver": "fixed_point_iter", "f_max_iter": 400, "f_tol": 1e-13}
+        model = attractors.make_model(plain, tokens=256, mixing="published", **changes)
     else:
         model = make_model(design, tokens=256, cutoffs=(40, 70), **changes)
     model.facts = {"length": 16, "memory": 16}
@@ -53,8 +56,8 @@ def make(design: str, **changes: Any) -> LanguageModel:
     return model
 
 
-def draw(batch: int = 2, length: int = 9) -> torch.Tensor:
-    return torch.randint(256, (batch, length), generator=torch.Generator().manual_seed(0))
+def draw(batch: int = 2, length: int = 9, seed: int = 0) -> torch.Tensor:
+    return torch.randint(256, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("design", ALL)
@@ -117,6 +120,21 @@ def test_a_cache_gives_the_logits_of_the_whole_text(design: str) -> None:
         out = model(ids[:, k : k + 1], past_key_values=first.past_key_values, logits_to_keep=1)
         assert_close(out.logits, whole[:, k : k + 1], atol=1e-8, rtol=0)
     assert first.past_key_values.get_seq_length() == 12
+
+
+@pytest.mark.parametrize("memory", [0, 4, 8])
+@pytest.mark.parametrize("design", [*ALL, "published"])
+@torch.no_grad()
+def test_a_cache_forgets_what_a_model_without_one_forgets(design: str, memory: int) -> None:
+    own = make(design)
+    own.facts = {"length": 8, "memory": memory}
+    model, ids = DEQForCausalLM.from_zoo(own), draw(length=19, seed=2)
+    cache, parts = None, []
+    for piece in ids.split([3, *[1] * 16], dim=1):
+        out = model(piece, past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        parts.append(out.logits)
+    assert_close(torch.cat(parts, dim=1), model(ids).logits, atol=1e-8, rtol=0)
 
 
 @pytest.mark.parametrize("design", SOLVED)

@@ -134,7 +134,7 @@ def test_incremental_decoding_equals_full_recomputation(variant: str, start: Sta
 @torch.no_grad()
 def test_decoding_forgets_what_is_beyond_its_span() -> None:
     model, ids = make_model(), draw_ids(length=12)
-    decoder, memory = AttractorDecoder(model, span=3), None
+    decoder, memory = AttractorDecoder(model, span=3, length=1), None
     for k in range(12):
         result = decoder.feed(ids[:, k : k + 1])
         out = model(ids[:, k : k + 1], memory=memory)
@@ -149,16 +149,19 @@ def test_decoding_forgets_what_is_beyond_its_span() -> None:
 
 
 def test_a_cache_keeps_the_latest_tokens() -> None:
-    cache, kv = KeyCache(5), torch.arange(40.0).view(1, 1, 1, 1, 40, 1).repeat(2, 1, 1, 1, 1, 1)
+    cache, kv = KeyCache(), torch.arange(40.0).view(1, 1, 1, 1, 40, 1).repeat(2, 1, 1, 1, 1, 1)
     assert cache.read() is None
     end = 0
     for n in (1, 2, 1, 4, 1, 1, 9, 3, 5, 1):
         cache.append(kv[..., end : end + n, :])
         end += n
+        cache.keep_last(5)
         now = cache.read()
         assert now is not None
         assert now[0].flatten().tolist() == list(range(max(0, end - 5), end))
         assert len(cache) == min(5, end)
+    cache.keep_last(0)
+    assert len(cache) == 0
 
 
 def test_the_implicit_gradient_is_that_of_long_unrolling() -> None:
