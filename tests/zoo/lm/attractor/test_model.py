@@ -268,9 +268,22 @@ def test_the_published_solver_refuses_options_that_it_does_not_have() -> None:
         {"f_solver": "broyden"},
         {"f_solver": "anderson", "f_solver_kwargs": {"lam": 1.0}},
         {"grad": [2]},
+        {"f_stop_mode": "abs"},
+        {"b_stop_mode": "abs"},
+        {"on_failure": "raise"},
+        {"backward": "reversible"},
+        {"f_atol": 1e-3, "f_rtol": 1e-3},
+        {"tau": 0.5},
+        {"core": "indexing"},
+        {"coupled": True},
+        {"higher_order": True},
+        {"compile_f": True},
     ):
-        with pytest.raises(ValueError, match="mixing=positions"):
+        with pytest.raises(ValueError, match=f"{next(iter(options))}=.*mixing=positions"):
             make_model(options, mixing="published")
+
+
+def test_a_memory_of_other_streams_is_an_error() -> None:
     model = make_model()
     ids = draw_ids()
     with pytest.raises(ValueError, match="the memory is of 3 streams, the tokens of 2"):
