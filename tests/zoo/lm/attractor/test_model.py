@@ -103,6 +103,29 @@ def test_positions_finish_together_with_those_before_them() -> None:
     assert torch.equal(finished, finished.cummax(1).values)
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"f_tol": 1e-4, "f_stop_mode": "rel"},
+        {"f_tol": 1e-4, "f_stop_mode": "abs"},
+        {"f_rtol": 1e-4, "f_atol": 1e-5},
+        {"f_rtol": 1e-4, "f_atol": 1e-5, "f_stop_norm": "rms"},
+        {"f_rtol": 1e-4, "f_atol": 0.0},
+    ],
+    ids=lambda rule: " ".join(rule),
+)
+@torch.no_grad()
+def test_no_position_converges_before_an_earlier_one_by_any_rule(rule: dict[str, Any]) -> None:
+    ids = draw_ids(length=16)
+    for seed in range(5):
+        model = make_model({"f_max_iter": 99} | rule)
+        torch.manual_seed(seed)
+        for p in model.vocabulary.parameters():  # tokens of unequal size
+            p.mul_(torch.rand(len(p), 1).double().mul(4).exp() / 8)
+        steps = model(ids).stats["nstep"].view(2, 16)
+        assert torch.equal(steps, steps.cummax(1).values), seed
+
+
 @pytest.mark.parametrize("changes", [{}, {"cutoffs": (4, 7), "shrink": 2}, {"window": 3}])
 @torch.no_grad()
 def test_a_text_read_in_pieces_has_the_equilibrium_of_the_whole(changes: dict[str, Any]) -> None:
