@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch.testing import assert_close
+from torch.utils.flop_counter import FlopCounterMode
 
 from deq_zoo.lm.attention import causal_mask
 from deq_zoo.lm.attractor.decode import AttractorDecoder, KeyCache, Start
@@ -138,6 +139,30 @@ def test_a_text_read_in_pieces_has_the_equilibrium_of_the_whole(changes: dict[st
         parts.append(out)
     assert_close(torch.cat([p.z for p in parts], dim=1), whole.z, atol=1e-10, rtol=0)
     assert_close(torch.cat([p.kept for p in parts], dim=1), whole.kept, atol=1e-10, rtol=0)
+
+
+@torch.no_grad()
+def test_the_backbone_computes_keys_and_values_once() -> None:
+    model, ids = make_model(), draw_ids()
+    x = model.embed(ids)
+    around = model.surroundings(x)
+    with FlopCounterMode(display=False) as counter:
+        _, kept = model.run_backbone(x, around)
+    width, inner, blocks = 8, 12, 2
+    products = counter.get_flop_counts()["Global"][torch.ops.aten.mm]
+    assert products == blocks * 2 * ids.numel() * (4 * width**2 + 2 * width * inner)
+    expected = model.blocks[0].keys(x)
+    for part, own in zip(kept[..., : 2 * width].chunk(2, dim=2), expected, strict=True):
+        assert_close(part, own.transpose(1, 2).flatten(2))
+
+
+@torch.no_grad()
+def test_a_memory_keeps_keys_and_values_and_nothing_else() -> None:
+    model, ids = make_model(), draw_ids()
+    out = model(ids)
+    memory = model.empty_memory(out.u).followed_by(out, 5)
+    assert memory.z.shape == (2, 5, 2 * 4 * 8)
+    assert memory.u.numel() == 0
 
 
 @pytest.mark.parametrize("start", ["backbone", "shift"])
