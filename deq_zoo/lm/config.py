@@ -108,7 +108,7 @@ class LMConfig:
         """Raise `ValueError` for options that have no effect in this design."""
         unused = _OTHERS_ONLY if self.design == "attractor" else _ATTRACTOR_ONLY
         if self.design == "attractor" and self.mixing == "positions":
-            unused = (*unused, "min_evaluations", "adjoint_clip")
+            unused = (*unused, *_PUBLISHED_ONLY)
         defaults = {f.name: f.default for f in fields(self)}
         wrong = [name for name in unused if getattr(self, name) != defaults[name]]
         if wrong:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deq_zoo.checks import check_at_least
 from deq_zoo.lm.attention import Context, causal_mask, sinusoids
 from deq_zoo.lm.attractor.decode import AttractorDecoder
 from deq_zoo.lm.attractor.model import Attractor
-from deq_zoo.lm.decoder import Decoder
+from deq_zoo.lm.decoder import Decoder, last_tokens
 from deq_zoo.lm.language_model import LanguageModel
 from deq_zoo.lm.memory import LMOutput, Memory
 from deq_zoo.lm.model import DEQTransformer
@@ -19,34 +18,38 @@ from torchdeq import reset_norm
 class Incremental(Decoder):
     """A decoder that solves only for the new tokens: equilibria do not depend on later tokens.
 
-    This needs a map with a fixed point. The decoder keeps keys and values of the past. It reads a
-    text that is longer than the span in pieces of that length, as evaluation does: attention over a
-    whole long prompt would cost the square of its length, and look further back than in training.
+    This needs a map with a fixed point, and a memory that keeps the input of every block: else the
+    states of a segment depend on which of its tokens are solved together. The decoder keeps keys
+    and values of the past.
 
     Args:
         model: of a design whose map has a fixed point.
-        span: how many earlier tokens the decoder remembers.
-        warm: start the solve for a token at the last equilibrium of the same token within the span,
+        span: how many tokens before a segment the decoder remembers.
+        length: tokens of a segment; as many as `span` by default.
+        warm: start the solve for a token at the last equilibrium of the same token in the past,
             which is nearer than that of the token before; else at zeros. If the solve does not
             converge from there, it starts again at zeros; `stats.nfe` counts both solves.
     """
 
     model: DEQTransformer
 
-    def __init__(self, model: DEQTransformer, span: int, warm: bool = True) -> None:
-        super().__init__(model, span)
+    def __init__(
+        self, model: DEQTransformer, span: int, length: int | None = None, warm: bool = True
+    ) -> None:
+        super().__init__(model, span, length)
         if not model.config.has_fixed_point:
             raise ValueError("the map of this model has no fixed point to solve for: use Chunked")
+        if not _remembers_every_block(model):
+            raise ValueError(
+                f"the memory of this model keeps one state for {model.config.blocks} blocks, so "
+                "that tokens solved one by one have other states than a segment: use Chunked"
+            )
         reset_norm(model.func)
         self.warm = warm
         self._past: list[tuple[Tensor, Tensor]] = []
         self._distances: list[Tensor] = []
-        self._ids: Tensor | None = None  # (B, n) the text within the span
+        self._ids: Tensor | None = None  # (B, n) the text in the cache
         self._states: Tensor | None = None  # (B, n, D) the equilibria of these tokens
-
-    @torch.no_grad()
-    def advance(self, ids: Tensor) -> Tensor:
-        return torch.cat([self._read(piece) for piece in ids.split(self.span, dim=1)], dim=1)
 
     def select(self, rows: Tensor) -> None:
         self._past = [(k[rows], v[rows]) for k, v in self._past]
@@ -54,7 +57,6 @@ class Incremental(Decoder):
         self._states = None if self._states is None else self._states[rows]
 
     def _read(self, ids: Tensor) -> Tensor:
-        """Add tokens to the text; return their states (B, n, D)."""
         u = self.model.inject(ids)
         z0, contexts = self._find_start(ids), self._contexts(u)
         out = self.model.solve(u, contexts, z0)
@@ -94,17 +96,25 @@ class Incremental(Decoder):
         return [r[..., -keys:] for r in self._distances]
 
     def _remember(self, ids: Tensor, out: LMOutput) -> None:
-        """Keep tokens with their states, keys and values, and forget those beyond the span."""
+        """Keep tokens with their states, keys and values."""
         func = self.model.func
         if self.warm:
             before = [] if self._ids is None else [self._ids]
-            self._ids = torch.cat((*before, ids), dim=1)[:, -self.span :]
+            self._ids = torch.cat((*before, ids), dim=1)
             before = [] if self._states is None else [self._states]
-            self._states = torch.cat((*before, out.z), dim=1)[:, -self.span :]
+            self._states = torch.cat((*before, out.z), dim=1)
         for n, (block, z) in enumerate(zip(func, func.recall(out.kept), strict=True)):
             new = block.attention.keys(block.normalise_memory(z), out.u)
             k, v = (torch.cat(pair, dim=2) for pair in zip(self._past[n], new, strict=True))
-            self._past[n] = k[:, :, -self.span :], v[:, :, -self.span :]
+            self._past[n] = k, v
+
+    def _end_segment(self) -> None:
+        span = self.span
+        self._past = [
+            (last_tokens(k, span, dim=2), last_tokens(v, span, dim=2)) for k, v in self._past
+        ]
+        self._ids = None if self._ids is None else last_tokens(self._ids, span)
+        self._states = None if self._states is None else last_tokens(self._states, span)
 
 
 class Chunked(Decoder):
@@ -116,33 +126,27 @@ class Chunked(Decoder):
 
     Args:
         model: of any design.
-        span: how many tokens before the segment the decoder remembers.
-        length: tokens of a segment.
+        span: how many tokens before a segment the decoder remembers.
+        length: tokens of a segment; as many as `span` by default.
     """
 
-    def __init__(self, model: LanguageModel, span: int, length: int) -> None:
-        super().__init__(model, span)
-        check_at_least(1, length=length)
-        self.length = length
+    def __init__(self, model: LanguageModel, span: int, length: int | None = None) -> None:
+        super().__init__(model, span, length)
         self._memory: Memory | None = None
         self._segment: Tensor | None = None
+        self._out: LMOutput | None = None  # of the current segment
 
-    @torch.no_grad()
-    def advance(self, ids: Tensor) -> Tensor:
-        left = ids if self._segment is None else torch.cat((self._segment, ids), dim=1)
-        states = []
-        while True:
-            segment, left = left[:, : self.length], left[:, self.length :]
-            out: LMOutput = self.model(segment, memory=self._memory)
-            states.append(out.z)
-            if segment.shape[1] == self.length:
-                past = self._memory or self.model.empty_memory(out.u)
-                self._memory = past.followed_by(out, self.span)
-            if not left.shape[1]:
-                break
-        self._segment = None if segment.shape[1] == self.length else segment
-        self.stats = out.stats
-        return torch.cat(states, dim=1)[:, -ids.shape[1] :]
+    def _read(self, ids: Tensor) -> Tensor:
+        segment = ids if self._segment is None else torch.cat((self._segment, ids), dim=1)
+        out: LMOutput = self.model(segment, memory=self._memory)
+        self._segment, self._out, self.stats = segment, out, out.stats
+        return out.z[:, -ids.shape[1] :]
+
+    def _end_segment(self) -> None:
+        assert self._out is not None
+        past = self._memory or self.model.empty_memory(self._out.u)
+        self._memory = past.followed_by(self._out, self.span)
+        self._segment = self._out = None
 
     def select(self, rows: Tensor) -> None:
         self._segment = None if self._segment is None else self._segment[rows]
@@ -150,16 +154,27 @@ class Chunked(Decoder):
             self._memory = Memory(*(t[rows] for t in self._memory))
 
 
+def _remembers_every_block(model: DEQTransformer) -> bool:
+    """Return whether a remembered token gives every block what it gave it in its segment."""
+    return model.func.memory_states == model.config.blocks
+
+
 def make_decoder(model: LanguageModel, span: int, length: int) -> Decoder:
     """Return the fastest decoder with the probabilities that evaluation has.
 
+    A decoder that solves only for new tokens has them up to the tolerance of the solves.
+
     Args:
         model: in evaluation mode.
-        span: how many earlier tokens the decoder remembers.
+        span: how many tokens before a segment the decoder remembers; 0 for none.
         length: tokens of a segment.
     """
     if isinstance(model, Attractor) and model.published is None:
-        return AttractorDecoder(model, span)
-    if isinstance(model, DEQTransformer) and model.config.has_fixed_point:
-        return Incremental(model, span)
+        return AttractorDecoder(model, span, length)
+    if (
+        isinstance(model, DEQTransformer)
+        and model.config.has_fixed_point
+        and _remembers_every_block(model)
+    ):
+        return Incremental(model, span, length)
     return Chunked(model, span, length)

@@ -13,22 +13,28 @@ from torchdeq import SolverStat
 
 
 class Decoder(ABC):
-    """A text that grows.
+    """A text that grows, in segments, as evaluation reads it.
+
+    A token looks back to the beginning of its segment and `span` tokens further.
 
     Args:
         model: in evaluation mode.
-        span: how many earlier tokens the decoder remembers.
+        span: how many tokens before a segment the decoder remembers.
+        length: tokens of a segment; as many as `span` by default.
 
     Attributes:
         stats: statistics of the last solve.
     """
 
-    def __init__(self, model: LanguageModel, span: int) -> None:
+    def __init__(self, model: LanguageModel, span: int, length: int | None = None) -> None:
         if model.training:
             raise ValueError("decoding needs model.eval(): dropout would change every answer")
-        check_at_least(1, span=span)
-        self.model, self.span = model, span
+        length = span if length is None else length
+        check_at_least(0, span=span)
+        check_at_least(1, length=length)
+        self.model, self.span, self.length = model, span, length
         self.stats: SolverStat | None = None
+        self._filled = 0  # tokens of the current segment
 
     @property
     def device(self) -> torch.device:
@@ -40,10 +46,38 @@ class Decoder(ABC):
         with torch.no_grad():
             return self.model.log_prob(self.advance(ids)[:, -1:])[:, 0]
 
-    @abstractmethod
+    @torch.no_grad()
     def advance(self, ids: Tensor) -> Tensor:
         """Add tokens (B, n) to the text; return their states (B, n, D)."""
+        states = []
+        while ids.shape[1]:
+            room = self.length - self._filled
+            piece, ids = ids[:, :room], ids[:, room:]
+            states.append(self._read(piece))
+            self._fill(piece.shape[1])
+        return torch.cat(states, dim=1)
+
+    def _fill(self, count: int) -> None:
+        """Count new tokens of the current segment, and end a segment that is full."""
+        self._filled += count
+        if self._filled == self.length:
+            self._filled = 0
+            self._end_segment()
+
+    @abstractmethod
+    def _read(self, ids: Tensor) -> Tensor:
+        """Add tokens (B, n) to the current segment, which has room; return their states."""
+
+    @abstractmethod
+    def _end_segment(self) -> None:
+        """Forget all tokens but the last `span` ones."""
 
     @abstractmethod
     def select(self, rows: Tensor) -> None:
         """Go on with some texts of the batch, in the order of `rows`; one may be there twice."""
+
+
+def last_tokens(x: Tensor, count: int, dim: int = 1) -> Tensor:
+    """Return the part of a tensor for the last `count` tokens, or all if there are fewer."""
+    count = min(count, x.shape[dim])
+    return x.narrow(dim, x.shape[dim] - count, count)

@@ -17,7 +17,9 @@ try:
     from transformers import (
         AutoConfig,
         AutoModelForCausalLM,
+        GenerationConfig,
         GenerationMixin,
+        LogitsProcessorList,
         PreTrainedConfig,
         PreTrainedModel,
     )
@@ -33,12 +35,15 @@ except ImportError as error:
 from deq_zoo.errors import ZooError
 from deq_zoo.lm.build import build_model
 from deq_zoo.lm.config import LMConfig
-from deq_zoo.lm.hugging_face_cache import EquilibriumCache
-from deq_zoo.lm.hugging_face_tokens import SilentLexicon, as_fast_tokenizer
+from deq_zoo.lm.hugging_face_cache import EquilibriumCache, check_no_holes
+from deq_zoo.lm.hugging_face_tokens import OnlyTokens, SilentLexicon, as_fast_tokenizer
 from deq_zoo.lm.language_model import LanguageModel
 from deq_zoo.lm.memory import Memory
 from deq_zoo.loading import load
 from torchdeq import DEQConfig
+
+#: Arguments of other models that follow from the tokens, their mask and the cache.
+_REDUNDANT = {"position_ids", "cache_position"}
 
 
 class DEQLanguageConfig(PreTrainedConfig):  # type: ignore[misc]
@@ -48,7 +53,9 @@ class DEQLanguageConfig(PreTrainedConfig):  # type: ignore[misc]
         net: the fields of an `LMConfig`.
         deq: the options of the DEQ that differ from their defaults.
         length: tokens of a segment: a longer text is read segment by segment.
-        memory: tokens before a segment that the model remembers.
+        memory: tokens before a segment that the model remembers; 0 for none.
+        tokenizer_size: tokens of the tokenizer, among which `generate` chooses; 0 if the tokenizer
+            has as many as the model.
         **kwargs: of every configuration.
     """
 
@@ -60,13 +67,14 @@ class DEQLanguageConfig(PreTrainedConfig):  # type: ignore[misc]
         deq: dict[str, Any] | None = None,
         length: int = 64,
         memory: int = 64,
+        tokenizer_size: int = 0,
         **kwargs: Any,
     ) -> None:
         shape = LMConfig(**_as_tuples(net or {}))
         options = DEQConfig(**(deq or {}))
         self.net = {**asdict(shape), "cutoffs": list(shape.cutoffs)}
         self.deq = {name: getattr(options, name) for name in sorted(options.given)}
-        self.length, self.memory = length, memory
+        self.length, self.memory, self.tokenizer_size = length, memory, tokenizer_size
         self.vocab_size, self.hidden_size = shape.tokens, shape.width
         self.num_attention_heads = shape.heads
         self.num_hidden_layers = shape.blocks + (
@@ -92,8 +100,8 @@ class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
 
     Logits are log-probabilities. A text is read in segments, as evaluation in the zoo reads it.
     With `use_cache` the texts of a batch grow token by token; a design with a fixed point solves
-    only for the new tokens then, and looks back `memory` tokens. Padding, on either side, has no
-    effect on the tokens of a text.
+    only for the new tokens then. Logits with a cache are those without one, up to the tolerance of
+    the solves. Padding, on either side, has no effect on the tokens of a text.
 
     Args:
         config: the configuration.
@@ -124,11 +132,17 @@ class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         options = own.deq.config
         deq = {name: getattr(options, name) for name in options.given}
         sizes = {name: own.facts[name] for name in ("length", "memory") if name in own.facts}
-        model = cls(DEQLanguageConfig(net=asdict(own.config), deq=deq, **sizes))
+        tokenizer = own.lexicon.tokenizer
+        tokenizer_size = 0 if tokenizer is None else tokenizer.size
+        model = cls(
+            DEQLanguageConfig(
+                net=asdict(own.config), deq=deq, tokenizer_size=tokenizer_size, **sizes
+            )
+        )
         model.to(own.dtype).eval()
         state = {k: v for k, v in own.state_dict().items() if not k.endswith("_extra_state")}
         model.model.load_state_dict(state)
-        model.model.lexicon.tokenizer = own.lexicon.tokenizer
+        model.model.lexicon.tokenizer = tokenizer
         return model
 
     def forward(
@@ -141,7 +155,7 @@ class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         logits_to_keep: int = 0,
         num_items_in_batch: Tensor | int | None = None,
         return_dict: bool | None = None,
-        **unused: Any,
+        **others: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Return logits, and the loss of labels.
 
@@ -156,8 +170,10 @@ class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
             num_items_in_batch: the number by which the sum of losses is divided; by default the
                 number of scored labels.
             return_dict: False returns a tuple.
-            **unused: arguments of other models, such as `position_ids`.
+            **others: `position_ids` and `cache_position` follow from the mask and the cache; any
+                other argument of transformers that is set is an error.
         """
+        _check_arguments(others)
         # Padding has an id beyond the vocabulary, and no effect: any token can be in its place.
         input_ids = input_ids.masked_fill(input_ids == self.config.vocab_size, 0)
         cached = past_key_values is not None or bool(use_cache and not self.training)
@@ -180,6 +196,8 @@ class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
 
         No token depends on later ones, so padding at the end of a row has no effect.
         """
+        if mask is not None:
+            check_no_holes(mask)
         if mask is None or bool((mask[:, 0] != 0).all()):
             return self._read(ids)
         shift = mask.long().argmax(1, keepdim=True)  # padding before each text
@@ -206,6 +224,23 @@ class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         nll = self.model.nll(z[:, :-1], torch.where(scored, target, 0))
         return torch.where(scored, nll, 0.0).sum() / (scored.sum() if count is None else count)
 
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        logits_processor: LogitsProcessorList | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Return texts with new tokens, as every model of transformers does.
+
+        A model may have room for more tokens than its tokenizer has; it generates none of these.
+        """
+        processors = LogitsProcessorList(logits_processor or ())
+        if 0 < self.config.tokenizer_size < self.config.vocab_size:
+            processors.append(OnlyTokens(self.config.tokenizer_size))
+        return super().generate(inputs, generation_config, processors, *args, **kwargs)
+
     def get_input_embeddings(self) -> torch.nn.Module:
         """Return the module with the vectors of the tokens."""
         vocabulary: torch.nn.Module = self.model.vocabulary  # type: ignore[assignment]
@@ -230,6 +265,16 @@ class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False  # `forward` makes an `EquilibriumCache`
+
+
+def _check_arguments(others: dict[str, Any]) -> None:
+    """Raise `ValueError` for arguments that are set and that these models do not have."""
+    for name, value in others.items():
+        if name not in _REDUNDANT and value is not None and value is not False:
+            raise ValueError(
+                f"{name} has no effect on a DEQForCausalLM, which takes input_ids and returns "
+                f"logits, a loss and a cache: drop {name}"
+            )
 
 
 def save_folder(source: str | Path | LanguageModel, folder: str | Path) -> DEQForCausalLM:

@@ -38,6 +38,9 @@ class EquilibriumCache(Cache):  # type: ignore[misc]
             mask: (B, positions so far and n), 0 for padding before a text; None without any.
         """
         first = not self._groups
+        if mask is not None:
+            check_no_holes(mask)
+            _check_no_padding(mask[:, -1:] if first else mask[:, -ids.shape[1] :])
         padding = self._padding(ids, mask) if first else torch.zeros_like(ids[:, 0])
         if first:
             for amount in padding.unique().tolist():
@@ -56,20 +59,11 @@ class EquilibriumCache(Cache):  # type: ignore[misc]
 
     def _new_decoder(self) -> Decoder:
         facts = self.model.facts
-        return make_decoder(self.model, facts["memory"] or facts["length"], facts["length"])
+        return make_decoder(self.model, facts["memory"], facts["length"])
 
     def _padding(self, ids: Tensor, mask: Tensor | None) -> Tensor:
         """Return (B,) how many positions of padding come before each text."""
-        if mask is None:
-            return torch.zeros_like(ids[:, 0])
-        before = mask.long().argmax(1)
-        inside = mask.long().sum(1) + before
-        if bool((inside != ids.shape[1]).any()):
-            raise ValueError(
-                "with a cache, padding must come before the texts: set "
-                "tokenizer.padding_side='left'"
-            )
-        return before
+        return torch.zeros_like(ids[:, 0]) if mask is None else (mask != 0).long().argmax(1)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of positions, padding included."""
@@ -92,7 +86,8 @@ class EquilibriumCache(Cache):  # type: ignore[misc]
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every text."""
         count = sum(len(rows) for rows, _ in self._groups)
-        self.reorder_cache(torch.arange(count).repeat_interleave(repeats))
+        device = self._groups[0][0].device
+        self.reorder_cache(torch.arange(count, device=device).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep some texts."""
@@ -105,3 +100,22 @@ class EquilibriumCache(Cache):  # type: ignore[misc]
     def update(self, *args: Any, **kwargs: Any) -> Any:
         """Raise `NotImplementedError`: the model itself fills the cache."""
         raise NotImplementedError("an EquilibriumCache is filled by its model, through advance")
+
+
+def check_no_holes(mask: Tensor) -> None:
+    """Raise `ValueError` if a mask (B, L) has a 0 between two tokens of a text."""
+    changes = (mask != 0).long().diff(dim=1).abs().sum(1)
+    begins = (mask[:, 0] != 0).long()
+    if bool((changes > 2 - begins).any()):
+        raise ValueError(
+            "attention_mask has a 0 between two tokens of a text, and a text has no holes: drop "
+            "these tokens from input_ids, and mask padding at the beginning or the end only"
+        )
+
+
+def _check_no_padding(mask: Tensor) -> None:
+    """Raise `ValueError` if a mask has a 0 in positions that must be tokens."""
+    if bool((mask == 0).any()):
+        raise ValueError(
+            "with a cache, padding must come before the texts: set tokenizer.padding_side='left'"
+        )

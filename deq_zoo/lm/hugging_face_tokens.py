@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Coder
-from torch import nn
-from transformers import PreTrainedTokenizerFast
+from torch import Tensor, nn
+from transformers import LogitsProcessor, PreTrainedTokenizerFast
 
 from deq_zoo.lm.lexicon import Lexicon
 from deq_zoo.lm.tokens import EOS, UNKNOWN, Bytes, Pieces, Tokenizer, Words
@@ -23,6 +24,23 @@ class SilentLexicon(Lexicon):
 
     get_extra_state = nn.Module.get_extra_state
     set_extra_state = nn.Module.set_extra_state
+
+
+class OnlyTokens(LogitsProcessor):  # type: ignore[misc]
+    """Logits of minus infinity for ids that a tokenizer lacks.
+
+    Args:
+        size: tokens of the tokenizer.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return scores (B, V) after masking."""
+        scores = scores.clone()
+        scores[:, self.size :] = -torch.inf
+        return scores
 
 
 def as_fast_tokenizer(tokenizer: Tokenizer) -> Any:

@@ -22,7 +22,7 @@ class LMOutput(Output[Tensor, Tensor]):
 
     Args:
         stats: statistics of the solve.
-        u: (B, L, 3D) the injection; of an attractor, (B, L, D) the output of its backbone.
+        u: (B, L, 3D) the injection; of an attractor, (B, 0, D): its memory needs none.
         kept: (B, L, M) the part of the last state that a memory keeps, without a graph.
         f: the map of this solve, e.g. for regularisation.
     """
@@ -42,8 +42,7 @@ class Memory(NamedTuple):
     """Earlier tokens without a graph: states (B, Lm, M) and injections (B, Lm, 3D).
 
     M is D, or D times the number of blocks in the convergent design. An attractor keeps the keys,
-    before their rotation, and values of all blocks, 2D numbers each, and the output (B, Lm, D) of
-    its backbone.
+    before their rotation, and values of all blocks, 2D numbers each, and no injections.
     """
 
     z: Tensor

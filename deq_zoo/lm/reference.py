@@ -13,6 +13,7 @@ from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from inspect import cleandoc
+from itertools import accumulate
 from pathlib import Path
 from platform import python_version
 
@@ -23,7 +24,7 @@ from deq_zoo.packages import install
 #: Packages whose docstrings are read, by the names of their modules.
 PACKAGES = {"numpy": "numpy", "scipy": "scipy", "sklearn": "scikit-learn"}
 SHORTEST = 200  # characters of a docstring: shorter ones are mostly fragments
-_COPIED = 60  # a line of so many characters that the held-out text has, too, is a copy
+_COPIED = 60  # so many characters in a row that the held-out text has, too, are a copy
 _SKIPPED = {
     *("test", "tests", "idle_test", "idlelib", "lib2to3", "site-packages", "dist-packages"),
     *("_vendor", "externals"),
@@ -37,8 +38,8 @@ def reference_splits() -> dict[str, str]:
     """Return the training, validation and test text.
 
     Validation and test text are those of `data="topics"`. No page of which they hold a part is in
-    the training text, and no paragraph that shares a long line with them: some pages of Python's
-    reference repeat others.
+    the training text, and no paragraph that shares 60 characters in a row with them, whatever the
+    white space between words: some pages of Python's reference repeat others.
     """
     pages = topic_pages()
     splits = split_text(join_pages(pages))
@@ -48,15 +49,36 @@ def reference_splits() -> dict[str, str]:
         size += len(page) + 2
         if size <= len(splits["train"]):
             whole.append(page)
-    long = {line for line in held_out.splitlines() if len(line) >= _COPIED}
-    train = [_without_copies(text, long) for text in (*docstrings(), *whole)]
+    windows = {*_windows(_one_line(held_out))}
+    train = [_without_copies(text, windows) for text in (*docstrings(), *whole)]
     return {**splits, "train": join_pages(train)}
 
 
-def _without_copies(text: str, lines: set[str]) -> str:
-    """Return a text without the paragraphs that have one of these lines."""
-    paragraphs = text.split("\n\n")
-    return "\n\n".join(each for each in paragraphs if lines.isdisjoint(each.splitlines()))
+def _without_copies(text: str, windows: set[str]) -> str:
+    """Return a text without the paragraphs that one of these windows covers or overlaps."""
+    paragraphs = [each for each in text.split("\n\n") if each.strip()]
+    lines = [_one_line(each) for each in paragraphs]
+    joined = " ".join(lines)  # a copy may begin in one paragraph and end in another
+    copied = bytearray(len(joined))
+    for k, window in enumerate(_windows(joined)):
+        if window in windows:
+            copied[k : k + _COPIED] = b"\1" * _COPIED
+    ends = list(accumulate(len(line) + 1 for line in lines))
+    return "\n\n".join(
+        each
+        for each, line, end in zip(paragraphs, lines, ends, strict=True)
+        if not any(copied[end - 1 - len(line) : end - 1])
+    )
+
+
+def _one_line(text: str) -> str:
+    """Return a text with one space in place of any white space."""
+    return " ".join(text.split())
+
+
+def _windows(line: str) -> Iterator[str]:
+    """Yield all parts of a line that are as long as a copy, in order."""
+    return (line[k : k + _COPIED] for k in range(len(line) - _COPIED + 1))
 
 
 def describe_versions() -> str:

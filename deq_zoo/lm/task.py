@@ -16,6 +16,7 @@ from deq_zoo.checks import check_fields
 from deq_zoo.errors import DataError
 from deq_zoo.exportable import Exportable
 from deq_zoo.lm import data as corpora
+from deq_zoo.lm.attractor import published
 from deq_zoo.lm.build import build_model
 from deq_zoo.lm.config import LMConfig
 from deq_zoo.lm.convert import from_authors, to_authors
@@ -116,10 +117,13 @@ class LanguageTask(Task):
         """Return the options that have an effect: a language model decodes one state of a solve.
 
         The options of the backward solve need an implicit gradient. An attractor normalises no
-        weights.
+        weights; with `mixing="published"` it has the options of the authors' solver only.
         """
         every = SOLVE | GRADIENT | JACOBIAN | {"core"}
-        every |= NORM if self.net.design != "attractor" else frozenset()
+        if self.net.mixing == "published":
+            every = published.OPTIONS
+        elif self.net.design != "attractor":
+            every |= NORM
         return every if self.deq.implicit else every - _BACKWARD_SOLVE
 
     @cached_property
@@ -293,7 +297,7 @@ class LanguageTask(Task):
 
     def _write(self, model: LanguageModel, options: Sampling) -> Writing:
         tokenizer = find_vocabulary(self, model)
-        decoder = make_decoder(model, self._eval_memory or self.length, self.length)
+        decoder = make_decoder(model, self._eval_memory, self.length)
         return Writing(decoder, tokenizer, options)
 
     @torch.no_grad()

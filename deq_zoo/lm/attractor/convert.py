@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from deq_zoo.errors import CheckpointError
+from deq_zoo.lm.attractor.layers import rotary_table
 from deq_zoo.lm.config import LMConfig
 
 _PREFIXES = ("module.", "_orig_mod.", "model.", "_forward_module.")
@@ -103,10 +104,10 @@ def _rename(key: str) -> str:
 
 def _rotary(config: LMConfig, length: int) -> Tensor:
     """Return the authors' table (1, length, 1, e / 2, 2) of cosines and sines."""
-    e = config.width // config.heads
-    power = torch.arange(0, e, 2, dtype=torch.float64) / e
-    angle = torch.outer(torch.arange(length, dtype=torch.float64), config.rotary_base**-power)
-    return torch.stack((angle.cos(), angle.sin()), dim=2)[None, :, None]
+    positions = torch.arange(length, dtype=torch.float64)
+    width = config.width // config.heads
+    cos, sin = rotary_table(positions, width, config.rotary_base, like=positions)
+    return torch.stack((cos[:, 1::2], sin[:, 1::2]), dim=2)[None, :, None]
 
 
 def _check_rotary(config: LMConfig, table: Tensor) -> None:

@@ -11,20 +11,14 @@ from deq_zoo.lm.attention import causal_mask
 from deq_zoo.lm.attractor.layers import Surroundings, rotate
 from deq_zoo.lm.attractor.model import Attractor
 from deq_zoo.lm.decoder import Decoder
-from deq_zoo.lm.memory import LMOutput
 
 Start = Literal["backbone", "shift"]
 
 
 class KeyCache:
-    """The rotated keys and the values of the latest tokens, in buffers that grow by doubling.
+    """The rotated keys and the values of the latest tokens, in buffers that grow by doubling."""
 
-    Args:
-        span: tokens to keep, at most.
-    """
-
-    def __init__(self, span: int) -> None:
-        self.span = span
+    def __init__(self) -> None:
         self._buffer: Tensor | None = None  # (2, blocks, B, H, capacity, e)
         self._first = self._end = 0
 
@@ -36,27 +30,29 @@ class KeyCache:
         return None if self._buffer is None else self._buffer[..., self._first : self._end, :]
 
     def append(self, kv: Tensor) -> None:
-        """Add keys and values (2, blocks, B, H, n, e) of new tokens; forget the oldest ones."""
-        kv = kv[..., -self.span :, :]
-        keep = min(len(self), self.span - kv.shape[-2])
+        """Add keys and values (2, blocks, B, H, n, e) of new tokens."""
         if self._buffer is None or self._end + kv.shape[-2] > self._buffer.shape[-2]:
-            self._move(keep, kv)
-        assert self._buffer is not None
+            self._buffer = self._with_room(kv)
         self._buffer[..., self._end : self._end + kv.shape[-2], :] = kv
         self._end += kv.shape[-2]
-        self._first = self._end - kv.shape[-2] - keep
+
+    def keep_last(self, count: int) -> None:
+        """Forget all tokens but the last `count` ones."""
+        self._first = max(self._first, self._end - count)
 
     def select(self, rows: Tensor) -> None:
         """Keep some texts of the batch."""
         if self._buffer is not None:
             self._buffer = self._buffer[:, :, rows]
 
-    def _move(self, keep: int, kv: Tensor) -> None:
-        """Copy the latest `keep` tokens to the beginning of a buffer with room for more."""
-        new = kv.new_empty(*kv.shape[:-2], 2 * (keep + kv.shape[-2]), kv.shape[-1])
-        if self._buffer is not None:
-            new[..., :keep, :] = self._buffer[..., self._end - keep : self._end, :]
-        self._buffer, self._first, self._end = new, 0, keep
+    def _with_room(self, kv: Tensor) -> Tensor:
+        """Return a buffer that begins with the tokens so far and has room for new ones."""
+        new = kv.new_empty(*kv.shape[:-2], 2 * (len(self) + kv.shape[-2]), kv.shape[-1])
+        old = self.read()
+        if old is not None:
+            new[..., : len(self), :] = old
+        self._first, self._end = 0, len(self)
+        return new
 
 
 class Proposal(NamedTuple):
@@ -77,46 +73,49 @@ class AttractorDecoder(Decoder):
     """A decoder that solves only for the new tokens: equilibria do not depend on later tokens.
 
     The cache has keys and values of every block, as that of an explicit transformer with as many
-    blocks: those of the gated blocks at the equilibrium. Every sequence stops by itself. A text
-    that is longer than the span is read in pieces of that length.
+    blocks: those of the gated blocks at the equilibrium. Every sequence stops by itself.
 
     Args:
         model: of the design attractor, solved by positions.
-        span: how many earlier tokens the decoder remembers.
+        span: how many tokens before a segment the decoder remembers.
+        length: tokens of a segment; as many as `span` by default.
         start: where the solve for a token starts: at the output of the `backbone`, or there plus
             the `shift` that the token before had from its own.
     """
 
     model: Attractor
 
-    def __init__(self, model: Attractor, span: int, start: Start = "backbone") -> None:
-        super().__init__(model, span)
+    def __init__(
+        self,
+        model: Attractor,
+        span: int,
+        length: int | None = None,
+        start: Start = "backbone",
+    ) -> None:
+        super().__init__(model, span, length)
         if model.published is not None:
             raise ValueError(
                 "mixing=published solves whole sequences, so that its unconverged states depend on "
                 "later tokens: use Chunked, or mixing=positions"
             )
         self.start = start
-        self._cache, self._position = KeyCache(span), 0
-        self._shift: Tensor | None = None  # (B, 1, D) of the last token
-
-    @torch.no_grad()
-    def advance(self, ids: Tensor) -> Tensor:
-        return torch.cat([self._read(piece).z for piece in ids.split(self.span, dim=1)], dim=1)
+        self._cache, self._position = KeyCache(), 0
+        self._shift: Tensor | None = None  # (B, 1, D) of the last token, if solves start there
 
     def select(self, rows: Tensor) -> None:
         self._cache.select(rows)
         self._shift = None if self._shift is None else self._shift[rows]
 
-    def _read(self, ids: Tensor) -> LMOutput:
-        """Add tokens to the text; return their output."""
+    def _read(self, ids: Tensor) -> Tensor:
         model, new = self.model, self.propose(ids)
-        shifted = self.start == "shift" and self._shift is not None
-        z0 = new.c + self._shift if shifted and self._shift is not None else None
+        z0 = None if self._shift is None else new.c + self._shift
         out = model.solve(new.c, new.around[model.config.backbone :], new.kept, z0)
         self._append(new, out.kept, out.state)
         self.stats = out.stats
-        return out
+        return out.z
+
+    def _end_segment(self) -> None:
+        self._cache.keep_last(self.span)
 
     def propose(self, ids: Tensor) -> Proposal:
         """Return new tokens (B, n) after the backbone, without adding them to the text."""
@@ -130,6 +129,7 @@ class AttractorDecoder(Decoder):
         around = new.around[self.model.config.backbone :]
         kept = self.model.remember(z + new.c, around)
         self._append(new, torch.cat((new.kept, kept), dim=2), z)
+        self._fill(z.shape[1])
 
     def core_cache(self) -> Tensor | None:
         """Return keys and values (2, blocks, B, H, n, e) of the gated blocks."""
@@ -143,7 +143,8 @@ class AttractorDecoder(Decoder):
         k = rotate(kv[0], around[0].cos, around[0].sin)
         self._cache.append(torch.stack((k, kv[1])))
         self._position += z.shape[1]
-        self._shift = (z - new.c)[:, -1:]
+        if self.start == "shift":
+            self._shift = (z - new.c)[:, -1:]
 
     def _surroundings(self, x: Tensor) -> list[Surroundings]:
         """Return everything besides the state that each block needs."""

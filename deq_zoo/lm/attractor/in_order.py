@@ -9,17 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchdeq import DEQConfig, Solver
+from torchdeq import DEQConfig, Solver, StopRule
 from torchdeq.core import DEQBase, DEQIndexing, DEQSliced
 
-_EPS = 1e-9  # as in the relative residual of the library
+_LEAST = 1e-30  # a divisor for images of zeros, whose residuals no relative rule allows
 
 
 @dataclass(frozen=True, kw_only=True)
 class InOrder(Solver[Any]):
     r"""Another solver, whose residuals are the largest so far along each text.
 
-    $$r_t \to \max_{s \le t} r_s$$
+    $$r_t \to a_t \max_{s \le t} \frac{r_s}{a_s}$$
+
+    with the residual $a_t$ that the stop rule allows at a tolerance of 1, e.g. $|f(z)_t|$.
 
     The map of a position depends on the positions before it, so its own residual can be small while
     an earlier position still moves. With this residual a position has converged when all before it
@@ -28,12 +30,12 @@ class InOrder(Solver[Any]):
     Args:
         inner: the solver, which treats every row on its own.
         length: positions of a text; the rows are texts one after the other.
-        relative: whether residuals are compared relative to the size of the image.
+        stop: the rule that says when a residual has met the tolerance.
     """
 
     inner: Solver[Any]
     length: int
-    relative: bool = True
+    stop: StopRule
 
     def at(self, f: Any, z: Tensor) -> Any:
         return self._in_order(self.inner.at(f, z))
@@ -48,11 +50,17 @@ class InOrder(Solver[Any]):
     def _in_order(self, it: Any) -> Any:
         """Return an iterate with rows in place of the residual that have the norms to compare."""
         size = it.residual.norm(dim=1)
-        unit = it.fz.norm(dim=1) + _EPS if self.relative else torch.ones_like(size)
-        largest = (size / unit).view(-1, self.length).cummax(1).values.flatten()
+        allowed = self._allowed(it.fz)
+        largest = (size / allowed).view(-1, self.length).cummax(1).values.flatten()
         g = torch.zeros_like(it.fz)
-        g[:, 0] = largest * unit
+        g[:, 0] = largest * allowed
         return it._replace(g=g, square=None)
+
+    def _allowed(self, fz: Tensor) -> Tensor:
+        """Return the Euclidean norm of the residual of each row that the rule measures as 1."""
+        norm, length = fz.norm(dim=1), self.stop.length(fz.shape[1])
+        measured = self.stop.measure(torch.ones_like(norm), norm / length)
+        return (length / measured).clamp_min(_LEAST)
 
 
 class _InOrderDEQ(DEQBase):
@@ -70,7 +78,7 @@ class _InOrderDEQ(DEQBase):
                 f"{type(solver).__name__} is not one update rule, so its positions cannot finish "
                 "in order: set f_solver to anderson, broyden or fixed_point_iter"
             )
-        return InOrder(inner=solver, length=length, relative=self.config.f_stop_mode == "rel")
+        return InOrder(inner=solver, length=length, stop=self.config.f_stop)
 
 
 class InOrderSliced(_InOrderDEQ, DEQSliced):

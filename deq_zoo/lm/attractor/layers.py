@@ -100,18 +100,23 @@ class RotaryAttention(nn.Module):
 
     def forward(self, x: Tensor, around: Surroundings) -> Tensor:
         """Return the output (B, L, D) for normalised states (B, L, D)."""
+        return self.attend(x, around)[0]
+
+    def attend(self, x: Tensor, around: Surroundings) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the output, and the keys and values that `keys` gives."""
         weight = torch.cat((self.c_q.weight, self.c_k.weight, self.c_v.weight))
-        qk, v = self._by_head(F.linear(x, weight), 3).tensor_split((2,))
-        q, k = rotate(self._unit(qk), around.cos, around.sin)
+        qk, values = self._by_head(F.linear(x, weight), 3).tensor_split((2,))
+        qk, own = self._unit(qk), values[0]
+        q, k = rotate(qk, around.cos, around.sin)
         k = torch.cat((around.k, k), dim=2) if around.k.shape[2] else k
-        v = torch.cat((around.v, v[0]), dim=2) if around.v.shape[2] else v[0]
+        v = torch.cat((around.v, own), dim=2) if around.v.shape[2] else own
         if self.plain:
             scores = q @ k.mT / sqrt(q.shape[-1])
             heads = (scores if around.mask is None else scores + around.mask).softmax(-1) @ v
         else:
             heads = F.scaled_dot_product_attention(q, k, v, attn_mask=around.mask)
         out: Tensor = self.c_proj(heads.transpose(1, 2).flatten(2))
-        return out
+        return out, qk[1], own
 
     def keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys before their rotation, and values, (B, H, L, e), of normalised states."""
@@ -157,15 +162,18 @@ class PlainBlock(nn.Module):
         self.attn, self.mlp = RotaryAttention(width, heads), SquaredReLU(width, inner)
         self.drop_1, self.drop_2 = VariationalDropout1d(dropout), VariationalDropout1d(dropout)
 
-    def forward(self, x: Tensor, *around: Tensor | None) -> Tensor:
-        """Return the state (B, L, D) after the block; `around` has the fields of `Surroundings`."""
+    def forward(self, x: Tensor, *around: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the state (B, L, D) after the block, and what `keys` gives for that before it.
+
+        `around` has the fields of `Surroundings`.
+        """
         gate_attn, gate_mlp = self.gates()
         seen = Surroundings(*around)  # type: ignore[arg-type]
-        y = self.drop_1(self.attn(self.norm_1(x), seen))
+        y, k, v = self.attn.attend(self.norm_1(x), seen)
+        y = self.drop_1(y)
         x = x + (y if gate_attn is None else gate_attn * y)
         y = self.drop_2(self.mlp(self.norm_2(x)))
-        out: Tensor = x + (y if gate_mlp is None else gate_mlp * y)
-        return out
+        return x + (y if gate_mlp is None else gate_mlp * y), k, v
 
     def gates(self) -> tuple[Tensor | None, Tensor | None]:
         """Return the factors (D,) of the two branches; None for 1."""

@@ -135,21 +135,25 @@ class Attractor(LanguageModel):
         """Return the output (B, L, D) of the backbone, and what a memory keeps of its blocks."""
         kept = []
         for block, each in zip(self.blocks[: self.config.backbone], around, strict=False):
-            kept.append(_kept(block, x))
-            x = self._run(block, x, each)
+            x, *own = self._run(block, x, each)
+            kept.append(keys_and_values(*own))
         return x, torch.cat([x.new_empty(*x.shape[:2], 0), *kept], dim=2)
 
     def apply_core(self, h: Tensor, around: Sequence[Surroundings]) -> Tensor:
         """Return the output of the gated blocks."""
         for block, each in zip(self.core, around, strict=True):
-            h = self._run(cast(PlainBlock, block), h, each)
+            h = self._run(cast(PlainBlock, block), h, each)[0]
         return h
 
-    def _run(self, block: PlainBlock, x: Tensor, around: Surroundings) -> Tensor:
+    def _run(
+        self, block: PlainBlock, x: Tensor, around: Surroundings
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the state after a block, and the keys and values of that before it."""
+        out: tuple[Tensor, Tensor, Tensor]
         if self.config.recompute and torch.is_grad_enabled():
-            out: Tensor = mem_gc(block, (x, *around))
-            return out
-        out = block(x, *around)
+            out = mem_gc(block, (x, *around))
+        else:
+            out = block(x, *around)
         return out
 
     def solve(
@@ -180,7 +184,8 @@ class Attractor(LanguageModel):
             states, stats = self._solve_by_position(f, z0, **call)
         z = states[-1].detach()
         kept = torch.cat((kept, self.remember(z + c.detach(), around)), dim=2)
-        return LMOutput(predictions=states, state=z, stats=stats, u=c, kept=kept, f=f)
+        u = c[:, :0]  # keys and values are all that a memory needs
+        return LMOutput(predictions=states, state=z, stats=stats, u=u, kept=kept, f=f)
 
     def _solve_by_position(
         self, f: Callable[[Tensor], Tensor], z0: Tensor, sradius_mode: bool = False, **call: Any
@@ -222,10 +227,11 @@ class Attractor(LanguageModel):
     def remember(self, h: Tensor, around: Sequence[Surroundings]) -> Tensor:
         """Return what a memory keeps of the gated blocks, from their input at solved states."""
         kept = []
-        for k, (block, each) in enumerate(zip(self.core, around, strict=True)):
-            kept.append(_kept(cast(PlainBlock, block), h))
-            if k + 1 < len(self.core):
-                h = block(h, *each)
+        *first, last = cast(list[PlainBlock], [*self.core])
+        for block, each in zip(first, around, strict=False):
+            h, *own = block(h, *each)
+            kept.append(keys_and_values(*own))
+        kept.append(keys_and_values(*last.keys(h)))
         return torch.cat(kept, dim=2)
 
     def empty_memory(self, like: Tensor) -> Memory:
@@ -246,8 +252,6 @@ class Attractor(LanguageModel):
         return self.vocabulary.log_prob(self.output_drop(self.output_norm(z)))
 
 
-@torch.no_grad()
-def _kept(block: PlainBlock, x: Tensor) -> Tensor:
-    """Return keys before their rotation, and values, of a block's inputs, (B, L, 2D)."""
-    k, v = block.keys(x)
-    return torch.stack((k, v), dim=3).permute(0, 2, 3, 1, 4).flatten(2)
+def keys_and_values(k: Tensor, v: Tensor) -> Tensor:
+    """Return keys and values (B, H, L, e) as a memory keeps them, (B, L, 2D), without a graph."""
+    return torch.stack((k.detach(), v.detach()), dim=3).permute(0, 2, 3, 1, 4).flatten(2)

@@ -21,6 +21,24 @@ from torchdeq import DEQConfig, SolverStat, Status
 Map = Callable[[Tensor], Tensor]
 RIDGE = 1e-4
 _SOLVERS = ("anderson", "fixed_point_iter")
+_FREE = frozenset(
+    [
+        *("f_solver", "f_solver_kwargs", "f_max_iter", "f_tol", "eval_factor", "eval_f_max_iter"),
+        *("b_solver", "b_solver_kwargs", "b_max_iter", "b_tol", "ift", "hook_ift"),
+        *("jac_loss_weight", "jac_loss_freq", "jac_incremental"),
+    ]
+)
+#: Options of which the authors' solver has these values only.
+_FIXED: dict[str, tuple[Any, ...]] = {
+    "grad": ([1],),
+    "backward": ("auto", "ift"),
+    "f_stop_mode": ("rel",),
+    "b_stop_mode": ("rel",),
+    "on_failure": ("ignore",),
+    "coupled": ("adjoint",),  # that of every attractor, so that its options build another one
+}
+#: The options of a DEQ that this solver reads; any other that is set is an error.
+OPTIONS = _FREE | _FIXED.keys()
 
 
 @dataclass
@@ -142,7 +160,9 @@ class PublishedSolve:
 
     The solvers and their budgets are those of the DEQ's options: `f_solver` and `b_solver` are
     `anderson` (options `m` and `tau`, the authors' beta) or `fixed_point_iter`. With `ift` the
-    adjoint is solved, otherwise the gradient takes one step.
+    adjoint is solved, otherwise the gradient takes one step. Tolerances are relative, and a budget
+    that runs out before they are met is recorded in the statistics, without a warning. An option
+    that the authors' programs do not have is an error.
 
     Args:
         config: the shape.
@@ -150,21 +170,7 @@ class PublishedSolve:
     """
 
     def __init__(self, config: LMConfig, options: DEQConfig) -> None:
-        for name, solver, own in (
-            ("f_solver", options.f_solver, options.f_solver_kwargs),
-            ("b_solver", options.b_solver, options.b_solver_kwargs),
-        ):
-            if solver not in _SOLVERS or not {*own} <= {"m", "tau"}:
-                raise ValueError(
-                    f"mixing=published has the solvers {' and '.join(_SOLVERS)} with the options m "
-                    f"and tau, got {name}={solver} with {own}: choose one of them, or "
-                    "mixing=positions"
-                )
-        if options.grad != [1]:
-            raise ValueError(
-                f"mixing=published has a gradient of its own, got grad={options.grad}: drop grad, "
-                "or set mixing=positions"
-            )
+        _check_options(options)
         self.config, self.options = config, options
 
     def iteration(self, max_iter: int, backward: bool = False) -> Iteration:
@@ -225,6 +231,34 @@ class PublishedSolve:
             "nstep": torch.full_like(relative, record.evaluations),
         }
         return SolverStat(values, nfe=record.evaluations, status=status)
+
+
+def _check_options(options: DEQConfig) -> None:
+    """Raise `ValueError` for options that the authors' solver does not have."""
+    for name, solver, own in (
+        ("f_solver", options.f_solver, options.f_solver_kwargs),
+        ("b_solver", options.b_solver, options.b_solver_kwargs),
+    ):
+        if solver not in _SOLVERS or not {*own} <= {"m", "tau"}:
+            raise ValueError(
+                f"mixing=published has the solvers {' and '.join(_SOLVERS)} with the options m "
+                f"and tau, got {name}={solver} with {own}: choose one of them, or "
+                "mixing=positions"
+            )
+    for name in sorted(options.given & _FIXED.keys()):
+        value = getattr(options, name)
+        if value not in _FIXED[name]:
+            raise ValueError(
+                f"mixing=published cannot have {name}={value}, but "
+                f"{' or '.join(map(str, _FIXED[name]))}: drop {name}, or set mixing=positions"
+            )
+    defaults = DEQConfig.defaults()
+    for name in sorted(options.given - OPTIONS):
+        if getattr(options, name) != defaults[name]:
+            raise ValueError(
+                f"{name}={getattr(options, name)} would have no effect with mixing=published: drop "
+                "it, or set mixing=positions"
+            )
 
 
 @torch.no_grad()

@@ -55,6 +55,7 @@ def write_many(
     tokens: int,
     *,
     span: int,
+    length: int | None = None,
     slots: int = 16,
     choose: Callable[[Tensor], int] = most_likely,
 ) -> Iterator[Written]:
@@ -67,20 +68,26 @@ def write_many(
         model: in evaluation mode.
         prompts: (N,) tokens each, of any lengths.
         tokens: how many to add to each.
-        span: how many earlier tokens a text remembers.
+        span: how many tokens before a segment a text remembers.
+        length: tokens of a segment; as many as `span` by default.
         slots: tokens that are solved at the same time, at most.
         choose: returns the next token for log-probabilities (V,).
     """
     check_at_least(1, tokens=tokens, slots=slots)
-    waiting = deque(_begin(model, k, p, span, choose) for k, p in enumerate(prompts))
-    for text in [text for text in waiting if tokens == 1]:
-        yield _written(text)
-    active = 0 if tokens == 1 else len(waiting)
+    decoders = [AttractorDecoder(model, span, length) for _ in prompts]
+    waiting = deque(
+        _begin(k, prompt, decoder, choose)
+        for k, (prompt, decoder) in enumerate(zip(prompts, decoders, strict=True))
+    )
+    if tokens == 1:  # a prompt gives the first token
+        yield from map(_written, waiting)
+        return
+    active = len(waiting)
     while active:
         # With no more slots than texts, a free slot means that a text is waiting.
         stream = _open(model, min(slots, active))
         in_work: dict[int, _Text] = {}
-        for result in stream.run(_requests(waiting, in_work, span)):
+        for result in stream.run(_requests(waiting, in_work)):
             if result.error is not None:
                 raise result.error
             text = in_work.pop(result.id)
@@ -98,15 +105,15 @@ def write_many(
 
 
 def _begin(
-    model: Attractor, index: int, prompt: Tensor, span: int, choose: Callable[[Tensor], int]
+    index: int, prompt: Tensor, decoder: AttractorDecoder, choose: Callable[[Tensor], int]
 ) -> _Text:
     """Return a text after its prompt, with its first new token."""
     if prompt.dim() != 1 or not len(prompt):
         raise ValueError(
             f"a prompt is at least one token, of shape (tokens,), got {tuple(prompt.shape)}"
         )
-    text = _Text(index, prompt.tolist(), AttractorDecoder(model, span))
-    _add_token(text, text.decoder.feed(prompt[None].to(model.device))[0], choose)
+    text = _Text(index, prompt.tolist(), decoder)
+    _add_token(text, decoder.feed(prompt[None].to(decoder.device))[0], choose)
     return text
 
 
@@ -118,23 +125,24 @@ def _written(text: _Text) -> Written:
     return Written(text.index, torch.tensor(text.ids), text.evaluations)
 
 
-def _requests(waiting: deque[_Text], in_work: dict[int, _Text], span: int) -> Iterator[Request]:
+def _requests(waiting: deque[_Text], in_work: dict[int, _Text]) -> Iterator[Request]:
     """Yield a request for the last token of each text that waits, as long as one does."""
     while waiting:
         text = waiting.popleft()
         in_work[text.index] = text
-        device = text.decoder.device
-        text.new = text.decoder.propose(torch.tensor([text.ids[-1:]], device=device))
+        decoder, device = text.decoder, text.decoder.device
+        text.new = decoder.propose(torch.tensor([text.ids[-1:]], device=device))
         c = text.new.c[0, 0]
         around = text.new.around[0]
-        kv = text.decoder.core_cache()
+        kv = decoder.core_cache()
         assert kv is not None, "a prompt comes first"
         kv = kv[:, :, 0]  # (2, blocks, H, n, e)
-        free = span - kv.shape[3]
+        keys = decoder.span + decoder.length  # at most, with the new token
+        free = keys - 1 - kv.shape[3]
         k, v = F.pad(kv, (0, 0, free, 0))
-        hidden = torch.zeros(span + 1, dtype=c.dtype, device=device)
-        window = text.decoder.model.config.window or span + 1
-        hidden[: max(free, span + 1 - window)] = -torch.inf
+        hidden = torch.zeros(keys, dtype=c.dtype, device=device)
+        window = decoder.model.config.window or keys
+        hidden[: max(free, keys - window)] = -torch.inf
         yield Request(c, (c, k, v, hidden, around.cos[0], around.sin[0]), id=text.index)
 
 
@@ -145,7 +153,7 @@ def _open(model: Attractor, slots: int) -> Stream:
         y: Tensor, c: Tensor, k: Tensor, v: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor
     ) -> Tensor:
         turn = cos[:, None, None], sin[:, None, None]  # (b, 1, 1, e)
-        mask = hidden[:, None, None]  # (b, 1, 1, span + 1)
+        mask = hidden[:, None, None]  # (b, 1, 1, keys)
         around = [Surroundings(*turn, k[:, i], v[:, i], mask) for i in range(model.config.blocks)]
         return model.apply_core((y + c)[:, None], around)[:, 0] - y
 

@@ -11,7 +11,9 @@ from torch.testing import assert_close
 
 from deq_zoo.errors import ZooError
 from deq_zoo.lm.decode import Chunked, Incremental, make_decoder
-from tests.zoo.lm.nets import draw_ids, make_model
+from deq_zoo.lm.language_model import LanguageModel
+from tests.zoo.lm.attractor import nets as attractors
+from tests.zoo.lm.nets import DESIGNS, draw_ids, make_model
 
 
 @pytest.mark.parametrize("warm", [False, True])
@@ -56,10 +58,11 @@ def test_a_warm_start_that_leads_nowhere_is_given_up(monkeypatch: pytest.MonkeyP
 
 @torch.no_grad()
 def test_a_warm_start_is_the_last_state_of_the_same_token() -> None:
-    model, decoder = make_model("convergent"), Incremental(make_model("convergent"), span=3)
+    model, decoder = make_model("convergent"), Incremental(make_model("convergent"), 3, 1)
     text = torch.tensor([[1, 2, 1], [3, 4, 5]])
     z = model(text).z
-    decoder.feed(text)
+    for k in range(3):
+        decoder.feed(text[:, k : k + 1])
     assert decoder._find_start(torch.tensor([[7], [7]])) is None
     result = decoder._find_start(torch.tensor([[1, 2], [1, 3]]))
     assert result is not None
@@ -69,10 +72,29 @@ def test_a_warm_start_is_the_last_state_of_the_same_token() -> None:
     assert decoder._find_start(torch.tensor([[9], [3]])) is None
 
 
+@pytest.mark.parametrize("design", [*DESIGNS, "attractor", "published"])
+@pytest.mark.parametrize(("span", "length"), [(0, 8), (4, 8), (8, 8), (3, 2)])
+@torch.no_grad()
+def test_a_text_that_grows_has_the_probabilities_of_evaluation(
+    design: str, span: int, length: int
+) -> None:
+    model, tokens = _make_any(design), draw_ids(length=18)
+    memory, states = None, []
+    for segment in tokens.split(length, dim=1):
+        out = model(segment, memory=memory)
+        memory = (memory or model.empty_memory(out.u)).followed_by(out, span)
+        states.append(out.z)
+    expected = model.log_prob(torch.cat(states, dim=1))
+    for sizes in ([1] * 18, [3, 9, 6]):
+        decoder = make_decoder(model, span, length)
+        result = torch.cat([decoder.advance(piece) for piece in tokens.split(sizes, dim=1)], dim=1)
+        assert_close(model.log_prob(result), expected, atol=1e-8, rtol=0)
+
+
 @torch.no_grad()
 def test_incremental_decoding_forgets_what_is_beyond_its_span() -> None:
     model, tokens = make_model("convergent"), draw_ids(length=8)
-    decoder = Incremental(model, span=3)
+    decoder = Incremental(model, span=3, length=1)
     memory = None
     for k in range(8):
         result = decoder.feed(tokens[:, k : k + 1])
@@ -110,6 +132,25 @@ def test_chunked_decoding_is_the_evaluation_of_the_same_segments() -> None:
     assert_close(result, expected[:, 9], atol=1e-10, rtol=0)
 
 
+def _make_any(design: str) -> LanguageModel:
+    """Build a model of any design; `published` is an attractor with the authors' solver."""
+    if design == "published":
+        plain = {"f_solver": "fixed_point_iter", "f_max_iter": 400, "f_tol": 1e-13}
+        return attractors.make_model(plain, mixing="published")
+    return attractors.make_model() if design == "attractor" else make_model(design)
+
+
+@torch.no_grad()
+def test_a_memory_of_one_state_for_two_blocks_is_decoded_by_segments() -> None:
+    model, tokens = make_model("original", blocks=2), draw_ids(length=8)
+    with pytest.raises(ValueError, match="keeps one state for 2 blocks"):
+        Incremental(model, 4)
+    decoder, expected = make_decoder(model, 4, 8), model.log_prob(model(tokens).z)
+    for k in range(8):
+        result = decoder.feed(tokens[:, k : k + 1])
+        assert_close(result, expected[:, k], atol=1e-8, rtol=0)
+
+
 def _compute_memory(model: Any, tokens: torch.Tensor) -> Any:
     out = model(tokens)
     return model.empty_memory(out.u).followed_by(out, 4)
@@ -126,7 +167,9 @@ def test_models_and_sizes_that_cannot_decode_are_errors() -> None:
         Incremental(make_model("redesigned"), 4)
     with pytest.raises(ValueError, match=r"needs model.eval\(\)"):
         Incremental(make_model("convergent").train(), 4)
-    with pytest.raises(ValueError, match="span must be at least 1"):
+    with pytest.raises(ValueError, match="span must be at least 0"):
+        Incremental(make_model("convergent"), -1)
+    with pytest.raises(ValueError, match="length must be at least 1"):
         Incremental(make_model("convergent"), 0)
     with pytest.raises(ValueError, match="length must be at least 1"):
         Chunked(make_model("redesigned"), 4, 0)

@@ -46,6 +46,9 @@ def make(design: str, **changes: Any) -> LanguageModel:
     model: LanguageModel
     if design == "attractor":
         model = attractors.make_model(tokens=256, **changes)
+    elif design == "published":
+        plain = {"f_solver": "fixed_point_iter", "f_max_iter": 400, "f_tol": 1e-13}
+        model = attractors.make_model(plain, tokens=256, mixing="published", **changes)
     else:
         model = make_model(design, tokens=256, cutoffs=(40, 70), **changes)
     model.facts = {"length": 16, "memory": 16}
@@ -53,8 +56,8 @@ def make(design: str, **changes: Any) -> LanguageModel:
     return model
 
 
-def draw(batch: int = 2, length: int = 9) -> torch.Tensor:
-    return torch.randint(256, (batch, length), generator=torch.Generator().manual_seed(0))
+def draw(batch: int = 2, length: int = 9, seed: int = 0) -> torch.Tensor:
+    return torch.randint(256, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("design", ALL)
@@ -105,6 +108,58 @@ def test_padding_on_either_side_changes_no_logit(design: str) -> None:
         model(torch.cat((ids, pad), 1), torch.cat((mask, none), 1), use_cache=True)
 
 
+@pytest.mark.parametrize("use_cache", [False, True])
+@torch.no_grad()
+def test_a_mask_with_a_hole_is_an_error(use_cache: bool) -> None:
+    model, ids = DEQForCausalLM.from_zoo(make("attractor")), draw(length=6)
+    for row in ([1, 1, 0, 1, 1, 1], [0, 1, 0, 1, 1, 1], [0, 1, 1, 0, 0, 1]):
+        mask = torch.tensor([[1] * 6, row])
+        with pytest.raises(ValueError, match="a 0 between two tokens"):
+            model(ids, mask, use_cache=use_cache)
+    cache = model(ids, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="padding must come before the texts"):
+        model(ids[:, :1], torch.tensor([[1] * 7, [1] * 6 + [0]]), past_key_values=cache)
+
+
+@torch.no_grad()
+def test_only_tokens_of_the_tokenizer_are_generated(tmp_path: Path) -> None:
+    own = attractors.make_model(tokens=300)
+    own.facts, own.lexicon.tokenizer = {"length": 16, "memory": 16}, Bytes()
+    own.get_parameter("vocabulary.weight")[256:] *= 9  # so large that many are the likeliest tokens
+    ids = draw(4, 5)
+    assert bool((own.log_prob(own(ids).z)[:, -1].argmax(1) >= 256).any())
+    save_folder(own, tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    for options in ({}, {"num_beams": 2}, {"do_sample": True, "top_k": 2}):
+        texts = model.generate(ids, max_new_tokens=6, pad_token_id=256, **options)
+        assert int(texts.max()) < 256, options
+    out = model(ids, labels=torch.full_like(ids, 299))
+    assert bool(out.loss.isfinite())  # the loss is over all tokens of the model
+
+
+@pytest.mark.parametrize(
+    "asked", [{"inputs_embeds": torch.zeros(2, 9, 8)}, {"output_hidden_states": True},
+              {"output_attentions": True}], ids=lambda each: next(iter(each)),
+)  # fmt: skip
+@torch.no_grad()
+def test_arguments_without_effect_are_errors(asked: dict[str, Any]) -> None:
+    model = DEQForCausalLM.from_zoo(make("attractor"))
+    with pytest.raises(ValueError, match=f"{next(iter(asked))} has no effect"):
+        model(draw(), **asked)
+    model(draw(), output_attentions=False, inputs_embeds=None, position_ids=torch.arange(9)[None])
+
+
+@torch.no_grad()
+def test_a_cache_is_repeated_on_its_own_device() -> None:
+    model, ids = DEQForCausalLM.from_zoo(make("attractor")), draw(length=4)
+    cache = model(ids[:, :3], use_cache=True).past_key_values
+    with torch.device("meta"):  # a new tensor without a device would be there
+        cache.batch_repeat_interleave(2)
+    result = model(ids[:, 3:].repeat_interleave(2, 0), past_key_values=cache).logits
+    expected = model(ids).logits[:, 3:].repeat_interleave(2, 0)
+    assert_close(result, expected, atol=1e-8, rtol=0)
+
+
 @pytest.mark.parametrize("design", SOLVED)
 @torch.no_grad()
 def test_a_cache_gives_the_logits_of_the_whole_text(design: str) -> None:
@@ -117,6 +172,21 @@ def test_a_cache_gives_the_logits_of_the_whole_text(design: str) -> None:
         out = model(ids[:, k : k + 1], past_key_values=first.past_key_values, logits_to_keep=1)
         assert_close(out.logits, whole[:, k : k + 1], atol=1e-8, rtol=0)
     assert first.past_key_values.get_seq_length() == 12
+
+
+@pytest.mark.parametrize("memory", [0, 4, 8])
+@pytest.mark.parametrize("design", [*ALL, "published"])
+@torch.no_grad()
+def test_a_cache_forgets_what_a_model_without_one_forgets(design: str, memory: int) -> None:
+    own = make(design)
+    own.facts = {"length": 8, "memory": memory}
+    model, ids = DEQForCausalLM.from_zoo(own), draw(length=19, seed=2)
+    cache, parts = None, []
+    for piece in ids.split([3, *[1] * 16], dim=1):
+        out = model(piece, past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        parts.append(out.logits)
+    assert_close(torch.cat(parts, dim=1), model(ids).logits, atol=1e-8, rtol=0)
 
 
 @pytest.mark.parametrize("design", SOLVED)

@@ -33,13 +33,17 @@ def test_docstrings_come_from_code_that_is_not_run(tmp_path: Path) -> None:
 def test_held_out_pages_are_whole_and_have_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     splits = split_text(topics())
     line = next(each for each in splits["val"].splitlines() if len(each) >= 60)
-    texts = [f"an own text\n\na copy\n{line}\n\nits end"]
+    words = splits["test"].split()[2000:2030]
+    code = "\n".join(words[:15]) + "\n\n" + "\n    ".join(words[15:])  # cut in other places
+    texts = [f"an own text\n\na copy\n{line}\n\nits end", f"before\n\n{code}\n\n\nafter"]
     monkeypatch.setattr(reference, "docstrings", lambda: texts)
     result = reference_splits.__wrapped__()
     assert (result["val"], result["test"]) == (splits["val"], splits["test"])
-    assert result["train"].startswith("an own text\n\nits end\n\n")
-    held_out = {*splits["val"].splitlines(), *splits["test"].splitlines()}
-    assert not any(len(each) >= 60 and each in held_out for each in result["train"].splitlines())
+    assert result["train"].startswith("an own text\n\nits end\n\nbefore\n\nafter\n\n")
+    train, held_out = (" ".join(each.split()) for each in (result["train"],
+                       splits["val"] + splits["test"]))  # fmt: skip
+    windows = {held_out[k : k + 60] for k in range(len(held_out) - 59)}
+    assert not any(train[k : k + 60] in windows for k in range(len(train) - 59))
     size = 0
     for page in topic_pages():  # in order: those that end before the held-out text, and no other
         size += len(page) + 2

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch.testing import assert_close
+from torch.utils.flop_counter import FlopCounterMode
 
 from deq_zoo.lm.attention import causal_mask
 from deq_zoo.lm.attractor.decode import AttractorDecoder, KeyCache, Start
@@ -103,6 +104,29 @@ def test_positions_finish_together_with_those_before_them() -> None:
     assert torch.equal(finished, finished.cummax(1).values)
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"f_tol": 1e-4, "f_stop_mode": "rel"},
+        {"f_tol": 1e-4, "f_stop_mode": "abs"},
+        {"f_rtol": 1e-4, "f_atol": 1e-5},
+        {"f_rtol": 1e-4, "f_atol": 1e-5, "f_stop_norm": "rms"},
+        {"f_rtol": 1e-4, "f_atol": 0.0},
+    ],
+    ids=lambda rule: " ".join(rule),
+)
+@torch.no_grad()
+def test_no_position_converges_before_an_earlier_one_by_any_rule(rule: dict[str, Any]) -> None:
+    ids = draw_ids(length=16)
+    for seed in range(5):
+        model = make_model({"f_max_iter": 99} | rule)
+        torch.manual_seed(seed)
+        for p in model.vocabulary.parameters():  # tokens of unequal size
+            p.mul_(torch.rand(len(p), 1).double().mul(4).exp() / 8)
+        steps = model(ids).stats["nstep"].view(2, 16)
+        assert torch.equal(steps, steps.cummax(1).values), seed
+
+
 @pytest.mark.parametrize("changes", [{}, {"cutoffs": (4, 7), "shrink": 2}, {"window": 3}])
 @torch.no_grad()
 def test_a_text_read_in_pieces_has_the_equilibrium_of_the_whole(changes: dict[str, Any]) -> None:
@@ -115,6 +139,30 @@ def test_a_text_read_in_pieces_has_the_equilibrium_of_the_whole(changes: dict[st
         parts.append(out)
     assert_close(torch.cat([p.z for p in parts], dim=1), whole.z, atol=1e-10, rtol=0)
     assert_close(torch.cat([p.kept for p in parts], dim=1), whole.kept, atol=1e-10, rtol=0)
+
+
+@torch.no_grad()
+def test_the_backbone_computes_keys_and_values_once() -> None:
+    model, ids = make_model(), draw_ids()
+    x = model.embed(ids)
+    around = model.surroundings(x)
+    with FlopCounterMode(display=False) as counter:
+        _, kept = model.run_backbone(x, around)
+    width, inner, blocks = 8, 12, 2
+    products = counter.get_flop_counts()["Global"][torch.ops.aten.mm]
+    assert products == blocks * 2 * ids.numel() * (4 * width**2 + 2 * width * inner)
+    expected = model.blocks[0].keys(x)
+    for part, own in zip(kept[..., : 2 * width].chunk(2, dim=2), expected, strict=True):
+        assert_close(part, own.transpose(1, 2).flatten(2))
+
+
+@torch.no_grad()
+def test_a_memory_keeps_keys_and_values_and_nothing_else() -> None:
+    model, ids = make_model(), draw_ids()
+    out = model(ids)
+    memory = model.empty_memory(out.u).followed_by(out, 5)
+    assert memory.z.shape == (2, 5, 2 * 4 * 8)
+    assert memory.u.numel() == 0
 
 
 @pytest.mark.parametrize("start", ["backbone", "shift"])
@@ -134,7 +182,7 @@ def test_incremental_decoding_equals_full_recomputation(variant: str, start: Sta
 @torch.no_grad()
 def test_decoding_forgets_what_is_beyond_its_span() -> None:
     model, ids = make_model(), draw_ids(length=12)
-    decoder, memory = AttractorDecoder(model, span=3), None
+    decoder, memory = AttractorDecoder(model, span=3, length=1), None
     for k in range(12):
         result = decoder.feed(ids[:, k : k + 1])
         out = model(ids[:, k : k + 1], memory=memory)
@@ -149,16 +197,19 @@ def test_decoding_forgets_what_is_beyond_its_span() -> None:
 
 
 def test_a_cache_keeps_the_latest_tokens() -> None:
-    cache, kv = KeyCache(5), torch.arange(40.0).view(1, 1, 1, 1, 40, 1).repeat(2, 1, 1, 1, 1, 1)
+    cache, kv = KeyCache(), torch.arange(40.0).view(1, 1, 1, 1, 40, 1).repeat(2, 1, 1, 1, 1, 1)
     assert cache.read() is None
     end = 0
     for n in (1, 2, 1, 4, 1, 1, 9, 3, 5, 1):
         cache.append(kv[..., end : end + n, :])
         end += n
+        cache.keep_last(5)
         now = cache.read()
         assert now is not None
         assert now[0].flatten().tolist() == list(range(max(0, end - 5), end))
         assert len(cache) == min(5, end)
+    cache.keep_last(0)
+    assert len(cache) == 0
 
 
 def test_the_implicit_gradient_is_that_of_long_unrolling() -> None:
@@ -265,9 +316,22 @@ def test_the_published_solver_refuses_options_that_it_does_not_have() -> None:
         {"f_solver": "broyden"},
         {"f_solver": "anderson", "f_solver_kwargs": {"lam": 1.0}},
         {"grad": [2]},
+        {"f_stop_mode": "abs"},
+        {"b_stop_mode": "abs"},
+        {"on_failure": "raise"},
+        {"backward": "reversible"},
+        {"f_atol": 1e-3, "f_rtol": 1e-3},
+        {"tau": 0.5},
+        {"core": "indexing"},
+        {"coupled": True},
+        {"higher_order": True},
+        {"compile_f": True},
     ):
-        with pytest.raises(ValueError, match="mixing=positions"):
+        with pytest.raises(ValueError, match=f"{next(iter(options))}=.*mixing=positions"):
             make_model(options, mixing="published")
+
+
+def test_a_memory_of_other_streams_is_an_error() -> None:
     model = make_model()
     ids = draw_ids()
     with pytest.raises(ValueError, match="the memory is of 3 streams, the tokens of 2"):

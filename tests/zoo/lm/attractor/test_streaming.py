@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from deq_zoo.lm.attractor.decode import AttractorDecoder
 from deq_zoo.lm.attractor.streaming import write_many
 from tests.zoo.lm.attractor.golden import Golden
 from tests.zoo.lm.attractor.nets import make_model
@@ -35,13 +36,12 @@ def test_texts_of_a_stream_are_those_of_full_recomputation(
         assert len(text.evaluations) == tokens - 1
 
 
+@pytest.mark.parametrize(("span", "length"), [(4, None), (0, 3), (2, 4), (4, 1)])
 @torch.no_grad()
-def test_texts_forget_what_is_beyond_their_span() -> None:
-    model = make_model()
-    (text,) = write_many(model, [torch.tensor([1, 2, 3])], 6, span=4)
-    from deq_zoo.lm.attractor.decode import AttractorDecoder
-
-    decoder, ids = AttractorDecoder(model, span=4), [1, 2, 3]
+def test_texts_forget_what_is_beyond_their_span(span: int, length: int | None) -> None:
+    model, ids = make_model(), [1, 2, 3]
+    (text,) = write_many(model, [torch.tensor(ids)], 6, span=span, length=length)
+    decoder = AttractorDecoder(model, span, length)
     log_p = decoder.feed(torch.tensor([ids]))
     for _ in range(6):
         ids.append(int(log_p.argmax()))

@@ -20,7 +20,7 @@ from deq_zoo.lm.task import LanguageTask
 from deq_zoo.uses import UnusedOptions
 from tests.zoo.lm.attractor.nets import draw_ids, make_model
 from tests.zoo.training import train
-from torchdeq import Anderson, export
+from torchdeq import Anderson, DEQConfig, export
 
 NAME = "lm-smoke-attractor"
 
@@ -92,6 +92,8 @@ def test_settings_without_effect_on_an_attractor_are_errors() -> None:
     with pytest.raises(UnusedOptions, match="norm_type would have no effect"):
         make_task(deq=ATTRACTOR.with_options(norm_type="spectral_norm"))
     net = replace(make_task().net, mixing="published", min_evaluations=8)
+    with pytest.raises(UnusedOptions, match="f_check_every, tau would"):
+        make_task(net=net, deq=DEQConfig(f_max_iter=9, tau=0.5, f_check_every=2))
     with pytest.raises(ValueError, match="has one state and no unrolled steps"):
         make_task(net=net).build()
     with pytest.raises(ValueError, match="cannot finish in order"):
