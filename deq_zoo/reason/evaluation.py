@@ -129,10 +129,12 @@ def ranking(residual: Tensor, right: Tensor) -> float:
     """Return how often a right answer has a lower residual than a wrong one; equal ones count half.
 
     It is the area under the ROC curve: 0.5 says that residuals tell nothing, or that all answers
-    are right, or all wrong.
+    are right, or all wrong. NaN counts as infinity, the worst residual.
     """
-    good, bad = residual[right], residual[~right]
+    residual = torch.where(residual.isnan(), torch.inf, residual)
+    good, bad = residual[right], residual[~right].sort().values
     if not len(good) or not len(bad):
         return 0.5
-    below = (good[:, None] < bad).double() + 0.5 * (good[:, None] == bad).double()
-    return float(below.mean())
+    # Sorted, not by pairs: a test of 400,000 puzzles has too many of them.
+    lower, not_higher = (torch.searchsorted(bad, good, side=side) for side in ("left", "right"))
+    return 1 - float((lower + not_higher).double().mean()) / (2 * len(bad))

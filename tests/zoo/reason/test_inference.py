@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from deq_zoo.errors import ZooError
 from deq_zoo.reason.choice import (
@@ -172,3 +175,36 @@ def test_residuals_rank_right_answers_before_wrong_ones() -> None:
     assert ranking(residual, torch.tensor([True, True, False, False])) == 1.0
     assert ranking(residual, torch.tensor([True, False, True, False])) == 0.75
     assert ranking(residual, torch.tensor([False] * 4)) == 0.5
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the size of the largest tensor that an operation returns."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for t in tree_leaves(out):
+            self.numbers = max(self.numbers, t.numel() if isinstance(t, Tensor) else 0)
+        return out
+
+
+def test_the_ranking_is_that_of_all_pairs_without_their_memory() -> None:
+    rng = torch.Generator().manual_seed(1)
+    residual = torch.randint(0, 40, (300,), generator=rng).double()  # many equal ones
+    right = torch.rand(300, generator=rng) < 0.4
+    with Largest() as largest:
+        found = ranking(residual, right)
+    assert largest.numbers <= 300
+    pairs = [
+        1.0 if a < b else 0.5 if a == b else 0.0
+        for a in residual[right].tolist()
+        for b in residual[~right].tolist()
+    ]
+    assert found == pytest.approx(sum(pairs) / len(pairs))
+
+
+def test_a_residual_that_is_nan_ranks_like_infinity() -> None:
+    residual = torch.tensor([0.1, torch.nan, torch.inf, torch.nan])
+    assert ranking(residual, torch.tensor([True, True, False, False])) == 0.75
+    assert ranking(residual, torch.tensor([True, False, True, False])) == 0.75
