@@ -209,6 +209,14 @@ def solve_board(board: Board, question: Sequence[int], most_guesses: int | None 
     return Solved(tuple(found), search.guesses)
 
 
+def all_solutions(board: Board, question: Sequence[int]) -> Iterator[Grid]:
+    """Yield all solutions of a puzzle, however many there are."""
+    search = _Search(board)
+    masks = search.start(question)
+    for solution in search.solutions(masks) if masks is not None else ():
+        yield tuple(mask.bit_length() for mask in solution)
+
+
 def draw_grid(board: Board, rng: random.Random) -> Grid:
     """Return a solved board drawn at random."""
     search = _Search(board, rng)
@@ -217,25 +225,27 @@ def draw_grid(board: Board, rng: random.Random) -> Grid:
     return tuple(mask.bit_length() for mask in next(search.solutions(masks)))
 
 
-def dig(board: Board, grid: Grid, rng: random.Random, extra: int = 0) -> Grid:
-    """Return a puzzle with the solution `grid` and no other, from which no given can be dropped.
+def dig(board: Board, grid: Grid, rng: random.Random) -> Grid:
+    """Return a minimal puzzle with the solution `grid` and no other: all its givens are needed.
 
     Args:
         board: its board.
         grid: the solution.
         rng: of the order in which givens are dropped.
-        extra: givens, drawn at random, that come back at the end.
     """
-    question, dropped = list(grid), []
+    question = list(grid)
     for cell in rng.sample(range(board.cells), board.cells):
         question[cell] = 0
         if _has_other(board, question, cell, grid[cell]):
             question[cell] = grid[cell]
-        else:
-            dropped.append(cell)
-    for cell in rng.sample(dropped, min(extra, len(dropped))):
-        question[cell] = grid[cell]
     return tuple(question)
+
+
+def add_givens(question: Grid, grid: Grid, rng: random.Random, count: int) -> Grid:
+    """Return a puzzle with `count` more givens, drawn at random; all blanks if there are fewer."""
+    blanks = [cell for cell, digit in enumerate(question) if not digit]
+    more = set(rng.sample(blanks, min(count, len(blanks))))
+    return tuple(grid[k] if k in more else digit for k, digit in enumerate(question))
 
 
 def _has_other(board: Board, question: Sequence[int], cell: int, digit: int) -> bool:
