@@ -170,6 +170,12 @@ class SolvePuzzles(Task):
     def reads_data_dir(self) -> bool:
         return self.data in ("folder", "csv")
 
+    @property
+    def validation_settings(self) -> frozenset[str]:
+        if not self.reads_data_dir:  # the split of a generated puzzle follows from its orbit
+            return frozenset()
+        return frozenset({"val_puzzles", "data_seed", "min_rating"})
+
     @cached_property
     def _splits(self) -> Splits:
         sizes = Sizes(self.puzzles, self.val_puzzles, self.test_puzzles)

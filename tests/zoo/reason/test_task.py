@@ -12,7 +12,8 @@ import torch
 from deq_zoo.checkpoint import Checkpoint
 from deq_zoo.errors import CheckpointError, DataError, ZooError
 from deq_zoo.evaluate import evaluate
-from deq_zoo.preset import find_preset
+from deq_zoo.evaluation_settings import check_evaluation_settings
+from deq_zoo.preset import Preset, find_preset
 from deq_zoo.reason.carry import Carry, Puzzles, refill, split_carries
 from deq_zoo.reason.convert import from_authors, pick_state, to_authors
 from deq_zoo.reason.core import States
@@ -223,6 +224,22 @@ class TestFiles:
             _ = small.train_set
         with pytest.raises(DataError, match="data-dir"):
             _ = replace(task, data_dir=None).train_set
+
+
+def test_evaluation_does_not_choose_validation_puzzles_of_a_file_anew() -> None:
+    folder = str(FOLDER / "reason" / "sudoku-5")
+    net = replace(TASK.net, cells=81, vocab=11)
+    options: dict[str, Any] = {"data": "folder", "data_dir": folder, "extra_givens": 0}
+    files = replace(SMOKE, task=replace(TASK, net=net, **options, val_puzzles=2))
+
+    def changed(preset: Preset, **settings: Any) -> Preset:
+        return replace(preset, task=replace(preset.task, **settings))  # type: ignore[type-var]
+
+    with pytest.raises(ZooError, match="val_puzzles may not differ from the training"):
+        check_evaluation_settings(files, changed(files, val_puzzles=3), (), "val")
+    check_evaluation_settings(files, changed(files, val_puzzles=3), (), "test")
+    check_evaluation_settings(files, changed(files, evaluation="solver"), (), "val")
+    check_evaluation_settings(SMOKE, changed(SMOKE, val_puzzles=3), (), "val")
 
 
 class TestWeights:
