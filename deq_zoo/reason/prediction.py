@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,8 @@ from deq_zoo.errors import ZooError
 from deq_zoo.output import Output
 from deq_zoo.predictions import Failure, OutFolder, Prediction
 from deq_zoo.reason.core import States
-from deq_zoo.reason.inference import Answer, find_answers, start_of
+from deq_zoo.reason.inference import Answer, find_answer, find_answers
 from deq_zoo.reason.puzzles import Checked, Puzzle
-from deq_zoo.reason.reasoned import Reasoned
-from torchdeq.stream import StreamStatus
 
 if TYPE_CHECKING:
     from deq_zoo.reason.model import Reasoner
@@ -173,28 +171,12 @@ def sentence(found: SolvedPuzzle, checked: Checked) -> str:
 def solve_one(
     model: Reasoner, x: Any, z0: States | None, call: dict[str, Any]
 ) -> Output[SolvedPuzzle, States]:
-    """Return the answer to one puzzle, its states, and statistics of the best attempt's solve."""
+    """Return the answer to one puzzle, as `find_answers` finds it, with its states."""
+    other = sorted(call.keys() - {"f_max_iter"})
+    if other:
+        raise TypeError(f"a prediction takes the option f_max_iter alone, got {', '.join(other)}")
     puzzle = Puzzle(model.facts)
     checked = as_puzzle(x, puzzle)
-    tokens, search = torch.tensor([checked.tokens], device=model.device), model.search
-    more = search.restarts if z0 is None and model.net.kind == "eqr" else 0
-    tried: list[tuple[float, Reasoned]] = []
-    for attempt in range(1 + more):
-        start = start_of(model, search, 0, attempt) if z0 is None else z0
-        out = model(tokens, start, **call)
-        tried.append((float(out.stats["rel_lowest"][0]), out))
-        if not bool(out.stats.failed.any()):
-            break
-    # NaN and infinity are never the lowest.
-    residual, best = min(tried, key=lambda pair: pair[0] if isfinite(pair[0]) else inf)
-    assert best.q is not None
-    assert best.stats is not None
-    answer = Answer(
-        best.prediction[0].argmax(-1).cpu(),
-        StreamStatus(int(best.stats.status[0])),
-        residual,
-        float(best.q[0, 0].sigmoid()),
-        sum(out.stats.nfe for _, out in tried if out.stats is not None),
-        len(tried),
-    )
-    return Output([describe(puzzle, checked, answer)], best.state, best.stats)
+    tokens = torch.tensor([checked.tokens], device=model.device)
+    answer, states, stats = find_answer(model, tokens, model.search, z0, call.get("f_max_iter"))
+    return Output([describe(puzzle, checked, answer)], states, stats)

@@ -23,7 +23,7 @@ class Search:
             frequent one.
         slots: puzzles that are solved at the same time, where one that has ended makes room for the
             next.
-        seed: of the starts.
+        seed: of the starts and of the noise; beside it, they depend on the puzzle alone.
     """
 
     halt: Halt = "residual"

@@ -13,6 +13,7 @@ from deq_zoo.reason.config import EQR_MAZE, HRM
 from deq_zoo.reason.prediction import predict_files
 from deq_zoo.reason.puzzles import Checked, Puzzle, puzzle_facts
 from deq_zoo.reason.search import Search
+from deq_zoo.reason.service import PuzzleAnswers
 from tests.zoo.reason.inputs import PUZZLES, predict_inputs
 from tests.zoo.reason.nets import SETTLING, make_model
 
@@ -141,6 +142,41 @@ def test_a_puzzle_that_does_not_converge_is_tried_again() -> None:
     assert (out.prediction.attempts, out.prediction.evaluations) == (4, 8)
     more = model.predict(PUZZLES[0], f_max_iter=300)
     assert more.prediction.attempts == 1
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        Search(restarts=3),
+        Search(halt="head", restarts=2),
+        Search(halt="both", restarts=2, choose="vote"),
+        Search(restarts=4, choose="vote", seed=2),
+    ],
+    ids=str,
+)
+def test_python_command_line_and_server_give_the_same_answer(
+    search: Search, tmp_path: Path
+) -> None:
+    model = make_model(deq={"eval_f_max_iter": 2}).eval()
+    model.search = search
+    (tmp_path / "puzzles.txt").write_text("\n".join(PUZZLES))
+    lines = list(predict_files(model, [tmp_path / "puzzles.txt"], OutFolder(tmp_path / "out")))
+    service = PuzzleAnswers(model)
+    for line, puzzle in zip(lines, PUZZLES, strict=True):
+        assert isinstance(line, Prediction)
+        out = model.predict(puzzle)
+        served = service.answer({"puzzle": puzzle})
+        assert out.prediction.answer == line.data["answer"] == served["prediction"]
+        assert out.stats is not None
+        assert out.stats.nfe == line.data["evaluations"] == served["evaluations"]
+        assert out.prediction.attempts == line.data["attempts"] == served["attempts"]
+        assert line.data["settled"] is served["settled"]
+        assert served["residual"] == pytest.approx(line.data["residual"], rel=1e-4)
+
+
+def test_a_prediction_takes_no_other_options_of_a_call() -> None:
+    with pytest.raises(TypeError, match="f_max_iter alone, got sradius_mode"):
+        make_model().predict(PUZZLES[0], sradius_mode=True)
 
 
 def test_files_of_puzzles_give_answers_and_reasons(tmp_path: Path) -> None:

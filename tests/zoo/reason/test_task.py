@@ -99,6 +99,28 @@ def test_all_ways_of_evaluation_have_the_same_metrics(how: Any) -> None:
     assert evaluate(task, model, "test", thorough=False).metrics == found.metrics
 
 
+@pytest.mark.parametrize("how", ["recursion", "solver", "stream"])
+def test_metrics_do_not_depend_on_the_batch_and_leave_the_generator_alone(how: Any) -> None:
+    torch.manual_seed(0)
+    net = replace(SETTLING, noise=0.05)
+    noise = "off" if how == "recursion" else "frozen"
+    task = replace(TASK, net=net, evaluation=how, solve_noise=noise)
+    model = task.build().double().eval()
+    before = torch.random.get_rng_state()
+    metrics = [
+        evaluate(replace(task, eval_batch=n), model, "test", thorough=True).metrics for n in (3, 8)
+    ]
+    assert metrics[0] == pytest.approx(metrics[1], rel=1e-9)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_puzzle_that_does_not_converge_has_spent_the_budget() -> None:
+    torch.manual_seed(0)
+    deq = TASK.deq.with_options(f_tol=1e-12, eval_f_max_iter=7, f_solver="anderson")
+    task = replace(TASK, net=SETTLING, evaluation="solver", deq=deq)
+    assert evaluate(task, task.build(), "test", thorough=False).metrics["evaluations"] == 7
+
+
 ATTENTION = {"mixer": "attention", "heads": 2, "position": "rope", "slots": 2}
 
 
