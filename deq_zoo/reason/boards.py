@@ -174,7 +174,7 @@ class _Search:
 
 @dataclass(frozen=True)
 class Solved:
-    """What a search has found.
+    """The result of a search.
 
     Args:
         solutions: one for a proper puzzle, none for an impossible one, the first two of several.
@@ -200,13 +200,13 @@ def solve_board(board: Board, question: Sequence[int], most_guesses: int | None 
         most_guesses: None for no limit.
     """
     search = _Search(board, most_guesses=most_guesses)
-    masks, found = search.start(question), []
+    masks, solutions = search.start(question), []
     if masks is not None:
         for solution in search.solutions(masks):
-            found.append(tuple(mask.bit_length() for mask in solution))
-            if len(found) == 2:
+            solutions.append(tuple(mask.bit_length() for mask in solution))
+            if len(solutions) == 2:
                 break
-    return Solved(tuple(found), search.guesses)
+    return Solved(tuple(solutions), search.guesses)
 
 
 def all_solutions(board: Board, question: Sequence[int]) -> Iterator[Grid]:

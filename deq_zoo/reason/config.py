@@ -78,7 +78,6 @@ class ReasonConfig:
             "max_steps",
             "puzzle_ids",
         )
-        check_fields(self, 1, "puzzle_ids")
         check_fields(self, 2, "vocab")
         check_fields(self, 0, "answer_blocks", "slots", "puzzle_width", "noise", finite=True)
         if not 0 < self.step_share <= 1:

@@ -6,13 +6,14 @@ on as if there had been no evaluation.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import sqrt
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from deq_zoo.reason.core import Noise, States
+from deq_zoo.reason.core import States
 from deq_zoo.task import generator
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def draw_frozen_noise(model: Reasoner, tokens: Tensor, seed: int) -> tuple[Tenso
     return tuple(torch.cat(eps) for eps in zip(*drawn, strict=True))
 
 
-def recursion_noise(tokens: Tensor, seed: int) -> Noise:
+def recursion_noise(tokens: Tensor, seed: int) -> Callable[[Tensor], Tensor]:
     """Return fresh noise for every step of the published recursion on puzzles (B, L).
 
     A generator for each puzzle would be slow, so the numbers are hashes (splitmix64) of the puzzle,

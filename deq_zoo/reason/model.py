@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deq_zoo.model import Model
+from deq_zoo.model import Model, WeightKind
 from deq_zoo.output import Output
 from deq_zoo.reason.average import as_buffers, blend
 from deq_zoo.reason.config import Gradient, ReasonConfig, SolveNoise
-from deq_zoo.reason.core import Core, Noise, States, Tail
+from deq_zoo.reason.core import Core, Noise, States, Tail, check_whole
 from deq_zoo.reason.keyed import draw_frozen_noise
-from deq_zoo.reason.layers import truncated_normal
+from deq_zoo.reason.layers import Linear, truncated_normal
 from deq_zoo.reason.optim import PuzzleRows
 from deq_zoo.reason.prediction import SolvedPuzzle, solve_one
 from deq_zoo.reason.reasoned import Reasoned, relative_change, replay
@@ -83,6 +83,13 @@ class Reasoner(Model):
             return {}
         return {f"average.{name}": f"core.{name}" for name, _ in self.core.named_parameters()}
 
+    def weight_kind(self, name: str) -> WeightKind:
+        owner, _, own = name.rpartition(".")
+        inside = name.startswith(("core.L_level.", "core.H_level."))
+        if own == "weight" and isinstance(self.get_submodule(owner), Linear):
+            return "core_matrix" if inside else "matrix"
+        return "core_vector" if inside else "vector"
+
     def update_average(self) -> None:
         """Add the present weights to the average."""
         if self.average is not None:
@@ -97,8 +104,9 @@ class Reasoner(Model):
         """
         if self.puzzle_rows is None:
             return self.body.embed(tokens, None)
-        ids = torch.zeros_like(tokens[:, 0]) if ids is None else ids
-        return self.body.embed(tokens, self.puzzle_rows[ids])
+        ids = tokens.new_zeros(len(tokens)) if ids is None else ids
+        check_whole("ids", ids)
+        return self.body.embed(tokens, self.puzzle_rows[ids.long()])
 
     def start(self, n: int, generator: torch.Generator | None = None) -> States:
         """Return the states to start from: one vector everywhere, or EqR's random ones.
@@ -201,6 +209,9 @@ class Reasoner(Model):
         self, n: int, z0: States | None, fresh: Tensor | None, start: States | None
     ) -> States:
         """Return the states that a call starts from."""
+        for states in (z0, start):
+            if states is not None:
+                self._check_states(states, n)
         if z0 is not None and fresh is None:
             return States(*z0)
         new = self.start(n) if start is None else start
@@ -208,6 +219,12 @@ class Reasoner(Model):
             return new
         rows = fresh.view(-1, 1, 1)
         return States(*(torch.where(rows, a, b) for a, b in zip(new, z0, strict=True)))
+
+    def _check_states(self, states: States, n: int) -> None:
+        """Raise `ValueError` for states of another shape, which would broadcast."""
+        want, got = (n, self.net.positions, self.net.width), [tuple(h.shape) for h in states]
+        if got != [want, want]:
+            raise ValueError(f"states must be two tensors {want}, got {got}")
 
     def _solve(
         self, x: Tensor, u: Tensor, states: States, call: dict[str, Any]
@@ -267,7 +284,7 @@ class Reasoner(Model):
             every: return the answer after every step, the last one last.
         """
         u, depth = self.inject(x, ids), self.net.max_steps if depth is None else depth
-        states = self.start(len(x)) if z0 is None else z0
+        states = self._begin(len(x), z0, None, None)
         draw = torch.randn_like if noise is None else noise
         solution = solve(
             lambda y, z: tuple(self.body.supervise(States(y, z), u, draw)),

@@ -135,32 +135,32 @@ def _solve_all(
     with torch.no_grad():
         answers = list(find_answers(model.eval(), batch, model.search))
     for (source, checked), answer in zip(good, answers, strict=True):
-        found = describe(puzzle, checked, answer)
-        text = f"{source}: {sentence(found, checked)}\n{found.answer}"
+        solved = describe(puzzle, checked, answer)
+        text = f"{source}: {sentence(solved, checked)}\n{solved.answer}"
         data = {
-            "question": found.question,
-            "answer": found.answer,
-            "valid": found.valid,
-            "right": found.right,
-            "head": found.head,
-            "residual": found.residual if isfinite(found.residual) else None,
-            "evaluations": found.evaluations,
-            "attempts": found.attempts,
+            "question": solved.question,
+            "answer": solved.answer,
+            "valid": solved.valid,
+            "right": solved.right,
+            "head": solved.head,
+            "residual": solved.residual if isfinite(solved.residual) else None,
+            "evaluations": solved.evaluations,
+            "attempts": solved.attempts,
             "settled": answer.settled,
         }
         yield Prediction(source, text, data)
 
 
-def sentence(found: SolvedPuzzle, checked: Checked) -> str:
-    """Return what is known about an answer, for people."""
-    verdict = "solved" if found.valid else "not solved: the answer breaks the rules"
+def sentence(solved: SolvedPuzzle, checked: Checked) -> str:
+    """Return an answer and how sure it is as a sentence, for people."""
+    verdict = "solved" if solved.valid else "not solved: the answer breaks the rules"
     notes = [
-        f"{100 * found.head:.1f} % sure by its halting head",
-        f"residual {found.residual:.1e}",
-        f"{found.evaluations} evaluations",
+        f"{100 * solved.head:.1f} % sure by its halting head",
+        f"residual {solved.residual:.1e}",
+        f"{solved.evaluations} evaluations",
     ]
-    if found.attempts > 1:
-        notes.append(f"{found.attempts} attempts")
+    if solved.attempts > 1:
+        notes.append(f"{solved.attempts} attempts")
     if checked.ambiguous:
         notes.append("the puzzle has more than one solution")
     if not checked.solutions:

@@ -93,15 +93,15 @@ class Puzzle:
         return [tokens]
 
     def _encode(self, cells: str) -> tuple[int, ...]:
-        known = {str(d): d + 1 for d in range(1, self.side + 1)} | dict.fromkeys(_BLANKS, 1)
+        tokens = {str(d): d + 1 for d in range(1, self.side + 1)} | dict.fromkeys(_BLANKS, 1)
         for place, character in enumerate(cells):
-            if character not in known:
+            if character not in tokens:
                 raise ZooError(
                     f"cell {place + 1} is {character!r}: this model solves Sudokus of "
                     f"{self.side}x{self.side}, with digits from 1 to {self.side}, and dots for "
                     "blank cells"
                 )
-        return tuple(known[character] for character in cells)
+        return tuple(tokens[character] for character in cells)
 
     def _read_mazes(self, text: str) -> list[tuple[int, ...]]:
         blocks: list[list[str]] = [[]]
@@ -145,12 +145,12 @@ class Puzzle:
                 f"in row {b // n + 1}, column {b % n + 1}"
             )
         try:
-            found = solve_board(self.board, digits, _MOST_GUESSES).solutions
+            solutions = solve_board(self.board, digits, _MOST_GUESSES).solutions
         except TooHard:
             return Checked(tuple(tokens))
-        if not found:
+        if not solutions:
             raise ZooError("the Sudoku is impossible: no digits for the blank cells fit the givens")
-        return Checked(tuple(tokens), tuple(tuple(d + 1 for d in grid) for grid in found))
+        return Checked(tuple(tokens), tuple(tuple(d + 1 for d in grid) for grid in solutions))
 
     def _check_maze(self, tokens: Sequence[int]) -> Checked:
         question = np.array(tokens, dtype=np.uint8).reshape(self.side, self.side)

@@ -46,9 +46,9 @@ def _open_files(task: SolvePuzzles, sizes: Sizes) -> Splits:
     order = torch.randperm(groups, generator=generator("choice", task.data_seed))
     if sizes.val >= groups:
         raise DataError(f"val_puzzles={sizes.val} leaves none of {groups} puzzles to train with")
-    held, rest = order[: sizes.val], order[sizes.val :]
+    val, rest = order[: sizes.val], order[sizes.val :]
     rest = rest[: sizes.train] if sizes.train else rest
-    first = train.take(train.groups[held])  # the originals: variants of a group come after it
+    first = train.take(train.groups[val])  # the originals: variants of a group come after it
     tested = torch.arange(min(len(test), sizes.test or len(test)))
     return Splits(_take_groups(train, rest), first, test.take(tested))
 

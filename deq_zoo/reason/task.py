@@ -232,16 +232,16 @@ class SolvePuzzles(Task):
         return first + (share * (after - first)).long()
 
     def loss(self, model: Any, batch: Sequence[Tensor], carry: Any) -> Loss:
-        held = refill(None if carry is None else as_carry(carry), Puzzles(*batch))
-        tokens, labels, ids = held.puzzles
-        out: Reasoned = model(tokens, held.states, ids=ids, fresh=held.halted)
+        filled = refill(None if carry is None else as_carry(carry), Puzzles(*batch))
+        tokens, labels, ids = filled.puzzles
+        out: Reasoned = model(tokens, filled.states, ids=ids, fresh=filled.halted)
         assert out.q is not None
         target = None
         if out.next_q is not None:
-            target = value_of_going_on(out.next_q, held.steps, self.net)
+            target = value_of_going_on(out.next_q, filled.steps, self.net)
         losses = compute_losses(out.prediction, out.q, labels, target, self.cell_loss)
-        drawn = Exploration.draw(held.steps, max(2, self.net.max_steps))
-        carried = advance(held, out.state, out.q, self.net, drawn)
+        drawn = Exploration.draw(filled.steps, max(2, self.net.max_steps))
+        carried = advance(filled, out.state, out.q, self.net, drawn)
         metrics = self._metrics(out, labels, losses.right, carried)
         return Loss(losses.total / len(tokens), metrics, out.stats, carried)
 

@@ -200,12 +200,58 @@ def test_half_precision_leaves_no_weight_without_gradient() -> None:
     [
         (torch.ones(2, 9, dtype=torch.long), ValueError),
         (torch.ones(2, 16), TypeError),
+        (torch.ones(2, 16, dtype=torch.bool), TypeError),
+        (torch.ones(2, 16, dtype=torch.complex64), TypeError),
         (torch.full((1, 16), 6), ValueError),
     ],
 )
 def test_tokens_of_another_kind_are_errors(tokens: Tensor, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"\(batch, 16\)|whole numbers|0 to 5"):
         make_model()(tokens)
+
+
+@torch.no_grad()
+def test_tokens_of_every_integer_type_are_numbers_and_no_mask() -> None:
+    model, tokens = (
+        make_model(replace(SETTLING, puzzle_width=8, puzzle_ids=3)).eval(),
+        make_tokens(),
+    )
+    ids, start = torch.tensor([2, 0, 1]), model.start(3)
+    expected = model(tokens, start, ids=ids).prediction
+    for dtype in (torch.uint8, torch.int8, torch.int32):
+        found = model(tokens.to(dtype), start, ids=ids.to(dtype)).prediction
+        assert torch.equal(found, expected)
+        assert torch.equal(model.inject(tokens.to(dtype)), model.inject(tokens))
+    with pytest.raises(TypeError, match="ids must be whole numbers"):
+        model(tokens, start, ids=ids > 0)
+
+
+def test_states_of_another_batch_are_an_error() -> None:
+    model, tokens = make_model(), make_tokens(2)
+    for start in (model.start(1), States(model.start(2).y, model.start(2).z[:, :1])):
+        for mode in (True, False):
+            with pytest.raises(ValueError, match=r"two tensors \(2, 16, 8\)"):
+                model.train(mode)(tokens, start)
+        with pytest.raises(ValueError, match="two tensors"):
+            model.recurse(tokens, 1, start)
+
+
+@pytest.mark.parametrize("position", ["rope", "rope2d"])
+def test_a_model_trains_after_inference(position: Any) -> None:
+    net = replace(SETTLING, mixer="attention", heads=2, position=position)
+    model, tokens = make_model(net), make_tokens()
+    with torch.inference_mode():
+        model.eval()(tokens)
+    probe(model.train()(tokens).prediction).backward()
+
+
+def test_matrices_inside_and_outside_the_equilibrium_differ_in_kind() -> None:
+    model = make_model(replace(SETTLING, puzzle_width=8))
+    kinds = {name: model.weight_kind(name) for name, _ in model.named_parameters()}
+    assert kinds.pop("core.lm_head.weight") == kinds.pop("core.q_head.weight") == "matrix"
+    inside = {kind for name, kind in kinds.items() if "L_level" in name}
+    outside = {kind for name, kind in kinds.items() if "L_level" not in name}
+    assert (inside, outside) == ({"core_matrix"}, {"vector"})
 
 
 @pytest.mark.parametrize(

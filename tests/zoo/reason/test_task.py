@@ -179,6 +179,15 @@ def test_evaluation_uses_the_average_of_the_weights() -> None:
     assert without.body is without.core
 
 
+def test_an_average_that_is_not_finite_is_an_error() -> None:
+    model = TASK.build()
+    assert model.average is not None
+    with torch.no_grad():
+        model.average.lm_head.weight[0, 0] = torch.nan
+    with pytest.raises(ZooError, match=r"average\.lm_head\.weight holds NaN"):
+        evaluate(TASK, model, "test", thorough=False)
+
+
 def test_options_of_the_gradient_count_only_where_the_deq_differentiates() -> None:
     with pytest.raises(ZooError, match="grad would have no effect"):
         SMOKE.with_deq(grad=[3])
@@ -288,6 +297,9 @@ class TestWeights:
             assert torch.equal(value, theirs[key] + (0 if "puzzle_emb" in key else 1))
         assert pick_state(theirs) is None
         assert pick_state({"model": theirs}) is None
+        some = {k: v for k, v in shadow.items() if "q_head" not in k}
+        with pytest.raises(CheckpointError, match=r"lacks 'q_head\.bias'"):
+            pick_state({"model": theirs, "ema": {"shadow": some}})
         with pytest.raises(CheckpointError, match="no such weight"):
             pick_state({"model": theirs, "ema": {"other": torch.ones(1)}})
 
