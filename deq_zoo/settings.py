@@ -124,7 +124,7 @@ def _replace(config: Any, changes: Mapping[str, Any]) -> Any:
         if isinstance(config, DEQConfig):
             return config.with_options(**own)
         return replace(config, **own)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         given = {path: new for path, new in changes.items() if not isinstance(new, DEQConfig)}
         settings = ", ".join(f"{path}={new!r}" for path, new in given.items())
         raise ZooError(f"{settings}: {error}" if settings else str(error)) from None

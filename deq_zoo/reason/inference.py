@@ -14,7 +14,7 @@ from deq_zoo.errors import ZooError
 from deq_zoo.reason.core import States
 from deq_zoo.reason.keyed import draw_frozen_noise, draw_starts
 from deq_zoo.reason.reasoned import relative_change
-from deq_zoo.reason.search import Search
+from deq_zoo.reason.search import Search, relative_tolerance
 from deq_zoo.record import SolverRecord
 from torchdeq import SolverStat
 from torchdeq.stream import Request, Result, Stream, StreamStatus
@@ -76,12 +76,17 @@ def open_search(model: Reasoner, search: Search, budget: int | None = None) -> S
             f"restarts={search.restarts} need random starts, which EqR has: {net.kind.upper()} "
             "always starts from the same states"
         )
-    if search.halt == "both" and not _tolerance(model):
+    tolerance = relative_tolerance(deq.config.f_stop)
+    if search.halt == "both" and not tolerance:
         raise ZooError("halt=both needs a relative tolerance: set f_stop_mode=rel and f_tol")
     stop = replace(deq.config.f_stop, max_iter=budget)
     if search.halt != "residual":
         stop = replace(stop, tol=None, rtol=None, atol=None, return_final=True)
-    halt = None if search.halt == "residual" else partial(_halts, search, _tolerance(model))
+    halt = (
+        None
+        if search.halt == "residual"
+        else partial(_halts, search, relative_tolerance(deq.config.f_stop))
+    )
     votes: Any = partial(answer_key, model)
     return Stream(
         partial(_step, model),
@@ -175,14 +180,6 @@ def _halts(search: Search, tolerance: float, states: Any, aux: dict[str, Tensor]
     if search.halt == "both":
         sure = sure & (aux["change"] <= tolerance)
     return sure
-
-
-def _tolerance(model: Reasoner) -> float:
-    """Return the relative tolerance of the DEQ, for halting by both."""
-    stop = model.deq.config.f_stop
-    if stop.mode == "rel" and stop.tol:
-        return stop.tol
-    return stop.rtol or 0.0
 
 
 def answer_key(model: Reasoner, result: Result) -> tuple[int, ...]:

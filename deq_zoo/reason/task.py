@@ -35,6 +35,7 @@ from deq_zoo.reason.puzzles import puzzle_facts
 from deq_zoo.reason.reasoned import Reasoned
 from deq_zoo.reason.search import Search
 from deq_zoo.reason.sets import PuzzleSet, Sizes, Splits
+from deq_zoo.reason.settings import check_settings
 from deq_zoo.reason.sources import Source, open_splits
 from deq_zoo.reason.symmetry import augment
 from deq_zoo.task import (
@@ -124,43 +125,7 @@ class SolvePuzzles(Task):
             raise ValueError(f"paths must be two numbers, the lower one first, got {self.paths}")
         if self.deq.f_max_iter < 1 and self.gradient != "deq":
             raise ValueError(f"f_max_iter must be at least 1 with gradient={self.gradient}, got 0")
-        self._check_board()
-        self._check_effects()
-
-    def _check_effects(self) -> None:
-        """Raise `ValueError` for settings that would have no effect."""
-        generated = self.data.startswith("sudoku")
-        if self.extra_givens and not generated:
-            raise ValueError(
-                f"extra_givens would have no effect with data={self.data}: set it to 0"
-            )
-        if self.min_rating and not (generated or self.data == "csv"):
-            raise ValueError(f"min_rating would have no effect with data={self.data}: set 0")
-        if self.depth and self.evaluation != "recursion":
-            raise ValueError(
-                f"depth would have no effect with evaluation={self.evaluation}: set "
-                "eval_f_max_iter instead, and depth to 0"
-            )
-        if self.solve_noise == "frozen" and (self.net.kind != "eqr" or not self.net.noise):
-            raise ValueError(
-                "solve_noise=frozen would have no effect: only EqR with net.noise above 0 has noise"
-            )
-
-    def _check_board(self) -> None:
-        """Raise `ValueError` for a network of another board than the generated puzzles."""
-        kind, net = self.data, self.net
-        if kind.startswith("sudoku"):
-            side = int(kind.removeprefix("sudoku"))
-            if (net.cells, net.vocab) != (side**2, side + 2):
-                raise ValueError(
-                    f"data={kind} needs net.cells={side**2} and net.vocab={side + 2}, got "
-                    f"{net.cells} and {net.vocab}"
-                )
-        if kind == "maze" and (isqrt(net.cells) ** 2 != net.cells or net.vocab != 6):
-            raise ValueError(
-                "data=maze needs net.cells to be the square of a side and net.vocab=6, got "
-                f"{net.cells} and {net.vocab}"
-            )
+        check_settings(self)
 
     @property
     def uses(self) -> frozenset[str]:

@@ -47,7 +47,7 @@ def test_every_solver_finds_the_limit_of_the_recursion(solver: str) -> None:
 
 
 def test_the_implicit_gradient_is_that_of_a_dense_solve() -> None:
-    net = replace(SETTLING, width=4, cells=4, heads=1)
+    net = replace(SETTLING, width=4, cells=4)
     deq = {"ift": True, "b_solver": "gmres", "b_max_iter": 200, "b_tol": 1e-13, **TIGHT}
     model = make_model(net, gradient="deq", deq=deq).train()
     tokens, seen = make_tokens(1, net), list[Any]()
@@ -164,7 +164,7 @@ def test_the_noise_of_training_is_fresh_in_every_step() -> None:
 
 @torch.no_grad()
 def test_the_spectral_radius_at_the_answer_is_that_of_the_jacobian() -> None:
-    net = replace(SETTLING, width=4, cells=4, heads=1)
+    net = replace(SETTLING, width=4, cells=4)
     model = make_model(net).eval()
     tokens = make_tokens(1, net)
     out = model(tokens, model.start(1), sradius_mode=True)
@@ -267,6 +267,13 @@ def test_matrices_inside_and_outside_the_equilibrium_differ_in_kind() -> None:
         ({"step_share": 0.0}, "step_share"),
         ({"exploration": 2.0}, "exploration"),
         ({"noise": -1.0}, "noise"),
+        ({"expansion": 0.0}, "positive finite"),
+        ({"expansion": float("nan")}, "positive finite"),
+        ({"expansion": float("inf")}, "positive finite"),
+        ({"kind": "trm", "noise": 0.2}, "noise=0.2 would have no effect with kind=trm"),
+        ({"kind": "trm", "step_share": 0.5}, "step_share=0.5 would have no effect"),
+        ({"heads": 2}, "heads=2 would have no effect with mixer=mlp"),
+        ({"kind": "trm", "heads": 2}, "heads=2 would have no effect with mixer=mlp"),
     ],
 )
 def test_shapes_that_cannot_be_built_are_errors(options: dict[str, Any], complaint: str) -> None:

@@ -18,6 +18,7 @@ from deq_zoo.reason.carry import Carry, Puzzles, refill, split_carries
 from deq_zoo.reason.convert import from_authors, pick_state, to_authors
 from deq_zoo.reason.core import States
 from deq_zoo.reason.optim import AdamATan2, ATan2, PuzzleRows
+from deq_zoo.reason.search import Search
 from deq_zoo.reason.task import SolvePuzzles
 from deq_zoo.task import Shard
 from tests.golden import FOLDER
@@ -144,7 +145,8 @@ def test_every_kind_and_every_gradient_trains(net: Any, options: dict[str, Any])
     torch.manual_seed(0)
     deq = {name: getattr(TASK.deq, name) for name in TASK.deq.given} | options.get("deq", {})
     shape = replace(TASK.net, **net)
-    task = replace(TASK, net=shape, **{**options, "deq": DEQConfig(**deq)})
+    search = replace(TASK.search, restarts=1 if shape.kind == "eqr" else 0)
+    task = replace(TASK, net=shape, search=search, **{**options, "deq": DEQConfig(**deq)})
     model = task.build().train()
     optimizer = SMOKE.optim.make(model.parameters())
     carry: Any = None
@@ -207,6 +209,16 @@ def test_options_of_the_gradient_count_only_where_the_deq_differentiates() -> No
         ({"data": "folder", "min_rating": 1, "extra_givens": 0}, "min_rating would have no"),
         ({"data": "folder"}, "extra_givens would have no effect"),
         ({"net": replace(TASK.net, noise=0.0), "solve_noise": "frozen"}, "only EqR"),
+        ({"net": replace(TASK.net, kind="trm")}, r"set search\.restarts=0 too"),
+        ({"search": Search(halt="both"), "deq": DEQConfig(f_max_iter=1)}, "relative tolerance"),
+        (
+            {"evaluation": "stream", "deq": DEQConfig(f_max_iter=1, f_solver="newton_krylov")},
+            "cannot work with f_solver=newton_krylov",
+        ),
+        ({"puzzles": 0}, "puzzles to at least 1"),
+        ({"test_puzzles": 0}, "test_puzzles to at least 1"),
+        ({"min_rating": 1}, "no Sudoku of four digits"),
+        ({"paths": (3, 9)}, "paths would have no effect"),
     ],
 )
 def test_settings_that_do_not_fit_are_errors(options: dict[str, Any], complaint: str) -> None:
@@ -214,6 +226,13 @@ def test_settings_that_do_not_fit_are_errors(options: dict[str, Any], complaint:
         options["net"] = replace(TASK.net, vocab=7)
     with pytest.raises(ValueError, match=complaint):
         replace(TASK, **options)
+
+
+def test_a_stream_evaluates_other_kinds_without_restarts() -> None:
+    task = replace(
+        TASK, net=replace(TASK.net, kind="trm"), search=Search(slots=3), evaluation="stream"
+    )
+    assert evaluate(task, task.build(), "test", thorough=False).solver.samples == 8
 
 
 class TestFiles:
