@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 
 Grid = tuple[int, ...]  # row by row, 0 for a blank cell
 
@@ -62,7 +63,8 @@ def _units(board: Board) -> tuple[list[tuple[tuple[int, ...], ...]], list[tuple[
 
 
 @cache
-def _all_units(board: Board) -> list[tuple[int, ...]]:
+def all_units(board: Board) -> list[tuple[int, ...]]:
+    """Return the cells of each row, column and box."""
     units, _ = _units(board)
     return sorted({unit for own in units for unit in own})
 
@@ -103,7 +105,7 @@ class _Search:
                 for peer in self.peers[cell]:
                     if not self.forbid(masks, peer, masks[cell]):
                         return False
-        for unit in _all_units(self.board):
+        for unit in all_units(self.board):
             once = twice = 0
             for cell in unit:
                 twice |= once & masks[cell]
@@ -151,6 +153,12 @@ class _Search:
                             pending.append((other, masks[other] & ~bit))
         return True
 
+    def guess(self) -> None:
+        """Count a guess; raise `TooHard` if there are too many."""
+        self.guesses += 1
+        if self.most is not None and self.guesses > self.most:
+            raise TooHard(f"no result after {self.most} guesses")
+
     def solutions(self, masks: list[int]) -> Iterator[list[int]]:
         """Yield all solutions as masks of one digit."""
         sizes = [(mask.bit_count(), cell) for cell, mask in enumerate(masks) if mask & (mask - 1)]
@@ -164,12 +172,42 @@ class _Search:
         if self.rng is not None:
             self.rng.shuffle(bits)
         for bit in bits:
-            self.guesses += 1
-            if self.most is not None and self.guesses > self.most:
-                raise TooHard(f"no result after {self.most} guesses")
+            self.guess()
             tried = masks.copy()
             if self.assign(tried, cell, bit):
                 yield from self.solutions(tried)
+
+
+class _NarrowSearch(_Search):
+    """A search that guesses where fewest guesses are possible: a cell, or a digit of a unit.
+
+    It needs far fewer guesses for boards with few givens, so their number is no measure of
+    difficulty: ratings come from `_Search`.
+    """
+
+    def solutions(self, masks: list[int]) -> Iterator[list[int]]:
+        """Yield all solutions as masks of one digit."""
+        for cell, bit in self._narrowest(masks):
+            self.guess()
+            tried = masks.copy()
+            if self.assign(tried, cell, bit):
+                yield from self.solutions(tried)
+        if all(not mask & (mask - 1) for mask in masks):
+            yield masks
+
+    def _narrowest(self, masks: list[int]) -> list[tuple[int, int]]:
+        """Return the guesses of which one must be right: cells with bits; none if all is clear."""
+        digits = [1 << k for k in range(self.board.side)]
+        best: list[tuple[int, int]] = []
+        for cell, mask in enumerate(masks):
+            if mask & (mask - 1) and not 0 < len(best) <= mask.bit_count():
+                best = [(cell, bit) for bit in digits if mask & bit]
+        for unit in all_units(self.board):
+            for bit in digits if len(best) > 2 else ():
+                places = [(cell, bit) for cell in unit if masks[cell] & bit]
+                if 1 < len(places) < len(best):
+                    best = places
+        return best
 
 
 @dataclass(frozen=True)
@@ -207,6 +245,19 @@ def solve_board(board: Board, question: Sequence[int], most_guesses: int | None 
             if len(solutions) == 2:
                 break
     return Solved(tuple(solutions), search.guesses)
+
+
+def find_solutions(board: Board, question: Sequence[int], most_guesses: int) -> tuple[Grid, ...]:
+    """Return up to two solutions of a puzzle; raise `TooHard` after too many guesses.
+
+    The search is faster than that of `solve_board`, and does not rate the puzzle.
+    """
+    search = _NarrowSearch(board, most_guesses=most_guesses)
+    masks = search.start(question)
+    if masks is None:
+        return ()
+    first_two = islice(search.solutions(masks), 2)
+    return tuple(tuple(mask.bit_length() for mask in each) for each in first_two)
 
 
 def all_solutions(board: Board, question: Sequence[int]) -> Iterator[Grid]:

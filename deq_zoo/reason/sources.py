@@ -70,11 +70,13 @@ def _check_fits(data: PuzzleSet, task: SolvePuzzles) -> None:
             f"the puzzles of {task.data_dir} have {data.tokens.shape[1]} cells: set "
             f"net.cells={data.tokens.shape[1]}, got {net.cells}"
         )
-    if len(data) and int(data.tokens.max()) >= net.vocab:
-        raise DataError(
-            f"the puzzles of {task.data_dir} have tokens up to {int(data.tokens.max())}: raise "
-            f"net.vocab, got {net.vocab}"
-        )
+    for name, numbers in (("tokens", data.tokens), ("labels", data.labels)):
+        if len(data) and int(numbers.max()) >= net.vocab:
+            row = int((numbers >= net.vocab).any(1).nonzero()[0])
+            raise DataError(
+                f"the puzzles of {task.data_dir} have {name} up to {int(numbers.max())}, the first "
+                f"in row {row} of those that were chosen: raise net.vocab, got {net.vocab}"
+            )
     if len(data) and net.puzzle_width and int(data.ids.max()) >= net.puzzle_ids:
         raise DataError(
             f"the puzzles of {task.data_dir} have identifiers up to {int(data.ids.max())}: raise "

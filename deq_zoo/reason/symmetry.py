@@ -64,7 +64,8 @@ def augment(board: Board, grids: Sequence[Tensor], rng: torch.Generator) -> list
 
     Args:
         board: their board.
-        grids: e.g. questions and answers, which are changed alike. A token is a digit + 1.
+        grids: e.g. questions and answers, which are changed alike. A token is a digit + 1; a
+            negative label, of a cell that is not scored, moves with its cell.
         rng: of the symmetries.
     """
     n, b = board.side, len(grids[0])
@@ -80,7 +81,9 @@ def augment(board: Board, grids: Sequence[Tensor], rng: torch.Generator) -> list
         grid = torch.where(flipped, grid.mT, grid)
         grid = grid.gather(1, rows[:, :, None].expand(b, n, n))
         grid = grid.gather(2, columns[:, None, :].expand(b, n, n))
-        changed.append(digits.gather(1, grid.flatten(1)).to(tokens.dtype))
+        cells = grid.flatten(1)
+        renamed = digits.gather(1, cells.clamp_min(0))
+        changed.append(torch.where(cells < 0, cells, renamed).to(tokens.dtype))
     return changed
 
 

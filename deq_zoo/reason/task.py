@@ -159,7 +159,10 @@ class SolvePuzzles(Task):
         return self._splits.test
 
     def facts(self) -> dict[str, Any]:
-        return puzzle_facts(self.net)
+        if self.data == "maze":
+            return {"puzzle": "maze", "side": isqrt(self.net.cells)}
+        named = self.reads_data_dir and self.data_dir is not None
+        return puzzle_facts(self.net, self.train_set.labels if named else None)
 
     def build(self, facts: Mapping[str, Any] | None = None) -> Reasoner:
         model = Reasoner(self.net, self.deq, self.gradient, self.decay, self.solve_noise)

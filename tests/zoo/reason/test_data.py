@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from deq_zoo.reason.boards import (
     conflict,
     dig,
     draw_grid,
+    find_solutions,
     solve_board,
 )
 from deq_zoo.reason.files import read_csv, read_folder
@@ -41,6 +43,7 @@ from tests.golden import FOLDER, load_tensors, select
 
 GOLDEN = FOLDER / "reason"
 IO = load_tensors("reason", "common_io")
+SOLVED = "1234341221434321"
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +82,9 @@ class TestBoards:
             found = solve_board(board, question).solutions
             assert len(found) == min(2, len(expected))
             assert set(found) <= set(expected)
+            narrow = find_solutions(board, question, 1000)
+            assert len(narrow) == len(found)
+            assert set(narrow) <= set(expected)
 
     @pytest.mark.parametrize("side", BOARDS)
     def test_a_dug_puzzle_has_its_solution_alone_and_no_given_too_many(self, side: int) -> None:
@@ -108,6 +114,7 @@ class TestBoards:
         solved = solve_board(BOARDS[9], question)
         assert solved.unique
         assert solved.guesses > 5
+        assert find_solutions(BOARDS[9], question, 1000) == solved.solutions
         with pytest.raises(TooHard):
             solve_board(BOARDS[9], question, most_guesses=3)
 
@@ -140,6 +147,16 @@ class TestSymmetry:
             assert orbit(board, answer) == orbit(board, grid)
             if side < 9:
                 assert orbit(board, row) == orbit(board, question)
+
+    def test_unscored_cells_move_with_an_augmented_board(self) -> None:
+        board = BOARDS[4]
+        grid = torch.tensor([draw_grid(board, random.Random(5))] * 5, dtype=torch.int16) + 1
+        labels = grid.clone()
+        labels[:, :3] = -100
+        whole, some = augment(board, (grid, labels), torch.Generator().manual_seed(0))
+        assert some.dtype == torch.int16
+        assert ((some == whole) | (some == -100)).all()
+        assert (some == -100).sum(1).tolist() == [3] * 5
 
     def test_the_number_of_orbits_is_the_known_one(self) -> None:
         """Solved boards of four digits: all 288 of them are in two orbits."""
@@ -346,6 +363,67 @@ class TestFiles:
         (tmp_path / "a.csv").write_text(text)
         with pytest.raises(DataError, match=complaint):
             read_csv(tmp_path / "a.csv")
+
+    def write_csv(self, path: Path, rows: list[tuple[str, str]], mark: str = "") -> Path:
+        lines = ["source,question,answer,rating", *(f"a,{q},{a},3" for q, a in rows)]
+        path.write_text(mark + "\n".join(lines), encoding="utf-8")
+        return path
+
+    @pytest.mark.parametrize(
+        ("wrong", "complaint"),
+        [
+            (("2" + "." * 15, SOLVED), r"a\.csv:3: the answer changes a given"),
+            (("1" + "." * 15, SOLVED[:-1] + "2"), r"a\.csv:3: the answer breaks the rules"),
+            (("." * 16, "." * 16), r"a\.csv:3: the answer breaks the rules"),
+            (("9" + "." * 15, "9" + SOLVED[1:]), r"a\.csv:3: the answer breaks the rules"),
+        ],
+    )
+    def test_a_csv_file_with_a_wrong_answer_is_an_error(
+        self, wrong: tuple[str, str], complaint: str, tmp_path: Path
+    ) -> None:
+        good = ("1" + "." * 15, SOLVED)
+        assert len(read_csv(self.write_csv(tmp_path / "good.csv", [good, good], "\ufeff"))) == 2
+        with pytest.raises(DataError, match=complaint):
+            read_csv(self.write_csv(tmp_path / "a.csv", [good, wrong]))
+
+    @pytest.mark.parametrize(
+        ("question", "answer", "complaint"),
+        [
+            ("#####S  ##G ####", "#####So ##G ####", None),
+            ("#####S  ##S ####", "#####So ##S ####", "one start S and one goal G"),
+            ("#####S  ##G ####", "###o#So ##G ####", "changes a cell that is not free"),
+            ("#####S  ##G ####", "#####S  ##G ####", "no shortest path"),
+            ("#####S  ##G ####", "#####Soo##Go####", "no shortest path"),
+        ],
+    )
+    def test_mazes_of_a_csv_file_are_checked(
+        self, question: str, answer: str, complaint: str | None, tmp_path: Path
+    ) -> None:
+        path = self.write_csv(tmp_path / "a.csv", [(question, answer)])
+        if complaint is None:
+            assert len(read_csv(path)) == 1
+            return
+        with pytest.raises(DataError, match=complaint):
+            read_csv(path)
+
+    @pytest.mark.parametrize(
+        ("file", "place", "value", "complaint"),
+        [
+            ("labels", (4, 0), 3, "example 4: the answer"),
+            ("puzzle_identifiers", 2, -1, "puzzle 2 has the identifier -1"),
+        ],
+    )
+    def test_a_folder_with_wrong_numbers_is_an_error(
+        self, file: str, place: Any, value: int, complaint: str, tmp_path: Path
+    ) -> None:
+        shutil.copytree(GOLDEN / "sudoku-5", tmp_path / "data")
+        path = tmp_path / "data" / "train" / f"all__{file}.npy"
+        array = np.load(path).astype(np.int64)
+        assert array[place] != value
+        array[place] = value
+        np.save(path, array)
+        with pytest.raises(DataError, match=complaint):
+            read_folder(tmp_path / "data", "train")
 
     def test_a_broken_folder_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"dataset\.json"):
