@@ -8,6 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,9 +79,7 @@ def as_puzzle(x: Any, puzzle: Puzzle) -> Checked:
         if len(puzzles) != 1:
             raise ZooError(f"expected one puzzle, got {len(puzzles)}")
         return puzzle.check(puzzles[0])
-    tokens = x.flatten().tolist() if isinstance(x, Tensor) else [int(each) for each in x]
-    if len(tokens) != puzzle.side**2:
-        raise ZooError(f"a puzzle has {puzzle.side**2} cells, got {len(tokens)}")
+    tokens = whole_numbers(x, puzzle.side)
     if not isinstance(x, Tensor) and puzzle.kind == "sudoku":
         tokens = [digit + 1 for digit in tokens]
     allowed = range(1, puzzle.side + 2 if puzzle.kind == "sudoku" else 5)
@@ -93,12 +92,36 @@ def as_puzzle(x: Any, puzzle: Puzzle) -> Checked:
     return puzzle.check(tokens)
 
 
+def whole_numbers(x: Any, side: int) -> list[int]:
+    """Return the cells of one board, row by row or as a list of rows; raise `ZooError` for others.
+
+    Args:
+        x: a tensor, an array or a list of whole numbers.
+        side: cells of a row.
+    """
+    if isinstance(x, (Tensor, np.ndarray)):
+        x = x.squeeze(0).tolist() if x.ndim == 3 or x.shape == (1, side**2) else x.tolist()
+    if not isinstance(x, Sequence):
+        raise ZooError(f"a puzzle is a text, a path, a list or a tensor, got {type(x).__name__}")
+    if x and all(isinstance(row, Sequence) and len(row) == side for row in x) and len(x) == side:
+        x = [cell for row in x for cell in row]
+    for cell in x:
+        if isinstance(cell, (bool, np.bool_)) or not isinstance(cell, (int, np.integer)):
+            raise ZooError(
+                f"the cells of a puzzle are whole numbers, {side**2} of them or {side} rows of "
+                f"{side}, got {cell!r}"
+            )
+    if len(x) != side**2:
+        raise ZooError(f"a puzzle has {side**2} cells, got {len(x)}")
+    return [int(cell) for cell in x]
+
+
 def read_text(path: Path) -> str:
     """Return the text of a file of puzzles; raise `ZooError` if it is none."""
     try:
         if path.stat().st_size > _LONGEST:
             raise ZooError(f"{path} is no file of puzzles: it is larger than {_LONGEST} bytes")
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise ZooError(f"{path} is no text file") from None
     except OSError as error:
