@@ -272,8 +272,22 @@ class TestFiles:
         small = replace(task, net=replace(task.net, cells=16))
         with pytest.raises(DataError, match=r"net\.cells=81"):
             _ = small.train_set
+        fewer = replace(task, net=replace(task.net, vocab=10))
+        with pytest.raises(DataError, match=r"in row \d+ of .*: raise net\.vocab"):
+            _ = fewer.train_set
         with pytest.raises(DataError, match="data-dir"):
             _ = replace(task, data_dir=None).train_set
+
+
+def test_small_mazes_are_no_sudokus(tmp_path: Path) -> None:
+    maze = "source,question,answer,rating\na,#####S  ##G ####,#####So ##G ####,3\n"
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.csv").write_text(maze)
+    options: dict[str, Any] = {"data": "csv", "data_dir": str(tmp_path), "extra_givens": 0}
+    task = replace(TASK, **options, val_puzzles=0, batch=2)
+    assert task.facts() == {"puzzle": "maze", "side": 4}
+    assert task.train_batch(0, 0).tokens.tolist() == [task.train_set.tokens[0].tolist()] * 2
+    assert replace(TASK, **options | {"data_dir": None}).facts() == {"puzzle": "sudoku", "side": 4}
 
 
 def test_evaluation_does_not_choose_validation_puzzles_of_a_file_anew() -> None:
