@@ -136,6 +136,7 @@ def find_answer(
     """
     (request,) = _requests(model, tokens, search, None)
     if z0 is not None:
+        model.check_states(z0, 1)
         search = replace(search, restarts=0)
         request = replace(request, z0=tuple(h[0] for h in z0))
     (result,) = _run(open_search(model, search, budget), [request])

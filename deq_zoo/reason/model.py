@@ -211,7 +211,7 @@ class Reasoner(Model):
         """Return the states that a call starts from."""
         for states in (z0, start):
             if states is not None:
-                self._check_states(states, n)
+                self.check_states(states, n)
         if z0 is not None and fresh is None:
             return States(*z0)
         new = self.start(n) if start is None else start
@@ -220,7 +220,7 @@ class Reasoner(Model):
         rows = fresh.view(-1, 1, 1)
         return States(*(torch.where(rows, a, b) for a, b in zip(new, z0, strict=True)))
 
-    def _check_states(self, states: States, n: int) -> None:
+    def check_states(self, states: States, n: int) -> None:
         """Raise `ValueError` for states of another shape, which would broadcast."""
         want, got = (n, self.net.positions, self.net.width), [tuple(h.shape) for h in states]
         if got != [want, want]:

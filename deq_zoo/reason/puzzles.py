@@ -217,5 +217,6 @@ def _chunks(lines: Sequence[str], rows: int) -> list[list[str]]:
     while k < len(lines):
         chunks.append(list(lines[k : k + rows]))
         k += rows
-        k += k < len(lines) and not lines[k].strip() and (len(lines) - k) % rows > 0
+        if k < len(lines) and not lines[k].strip() and (len(lines) - k) % rows:
+            k += 1
     return chunks

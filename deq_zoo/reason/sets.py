@@ -27,7 +27,7 @@ from deq_zoo.reason.minimal import minimal_puzzles
 from deq_zoo.reason.symmetry import maze_orbit, orbit
 
 CACHE = "DEQ_ZOO_CACHE"  # the variable that names the folder of generated sets
-_VERSION = 2  # of the generators: raise it when they draw other puzzles
+VERSION = 2  # of the generators: raise it when they draw other puzzles, or split them otherwise
 # Of the hash that deals orbits out. Boards of six digits have 49 orbits, minimal puzzles of four
 # digits 36: with this salt val, test and train get 5, 10 and 34 of the first (12, 20 and 68 % of
 # all boards), and 4, 7 and 25 of the second (12, 24 and 64 % of the puzzles drawn).
@@ -233,7 +233,7 @@ def cache_folder() -> Path:
 
 def _kept(name: str, make: Callable[[], Splits]) -> Splits:
     """Return a set from the cache, or make it; one that took long is kept."""
-    path = cache_folder() / "reason" / f"{name}-v{_VERSION}.safetensors"
+    path = cache_folder() / "reason" / f"{name}-v{VERSION}.safetensors"
     try:
         return _unpack(load(path.read_bytes()))
     except FileNotFoundError:

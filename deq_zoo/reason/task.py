@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -34,7 +35,7 @@ from deq_zoo.reason.prediction import predict_files
 from deq_zoo.reason.puzzles import puzzle_facts
 from deq_zoo.reason.reasoned import Reasoned
 from deq_zoo.reason.search import Search
-from deq_zoo.reason.sets import PuzzleSet, Sizes, Splits
+from deq_zoo.reason.sets import VERSION, PuzzleSet, Sizes, Splits
 from deq_zoo.reason.settings import check_settings
 from deq_zoo.reason.sources import Source, open_splits
 from deq_zoo.reason.symmetry import augment
@@ -53,6 +54,8 @@ from deq_zoo.task import (
 )
 from deq_zoo.uses import GRADIENT, SOLVE
 from torchdeq import DEQConfig
+
+_log = logging.getLogger("deq_zoo")
 
 
 @dataclass(frozen=True)
@@ -159,10 +162,11 @@ class SolvePuzzles(Task):
         return self._splits.test
 
     def facts(self) -> dict[str, Any]:
-        if self.data == "maze":
-            return {"puzzle": "maze", "side": isqrt(self.net.cells)}
-        named = self.reads_data_dir and self.data_dir is not None
-        return puzzle_facts(self.net, self.train_set.labels if named else None)
+        if self.reads_data_dir:
+            named = self.data_dir is not None
+            return puzzle_facts(self.net, self.train_set.labels if named else None)
+        kind = "maze" if self.data == "maze" else "sudoku"
+        return {"puzzle": kind, "side": isqrt(self.net.cells), "splits": VERSION}
 
     def build(self, facts: Mapping[str, Any] | None = None) -> Reasoner:
         model = Reasoner(self.net, self.deq, self.gradient, self.decay, self.solve_noise)
@@ -232,6 +236,11 @@ class SolvePuzzles(Task):
     def evaluate(self, model: Any, split: Split, thorough: bool = False) -> Evaluation:
         data = self.test_set if split == "test" else self.val_set
         assert data is not None, "the training loop asks for no score without validation data"
+        if not self.reads_data_dir and model.facts and model.facts.get("splits") != VERSION:
+            _log.warning(
+                "this model was not trained on the splits that this version draws: unless it was "
+                "trained on other data, it has seen puzzles that are scored now; train it again"
+            )
         return evaluate_puzzles(self, model, data, thorough)
 
     def pictures(self, model: Any) -> list[Picture]:

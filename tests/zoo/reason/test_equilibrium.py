@@ -234,6 +234,8 @@ def test_states_of_another_batch_are_an_error() -> None:
                 model.train(mode)(tokens, start)
         with pytest.raises(ValueError, match="two tensors"):
             model.recurse(tokens, 1, start)
+    with pytest.raises(ValueError, match=r"two tensors \(1, 16, 8\)"):
+        model.predict("1.....3..4....2.", model.start(2))
 
 
 @pytest.mark.parametrize("position", ["rope", "rope2d"])

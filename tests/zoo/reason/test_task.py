@@ -19,6 +19,7 @@ from deq_zoo.reason.convert import from_authors, pick_state, to_authors
 from deq_zoo.reason.core import States
 from deq_zoo.reason.optim import AdamATan2, ATan2, PuzzleRows
 from deq_zoo.reason.search import Search
+from deq_zoo.reason.sets import VERSION
 from deq_zoo.reason.task import SolvePuzzles
 from deq_zoo.task import Shard
 from tests.golden import FOLDER
@@ -287,7 +288,21 @@ def test_small_mazes_are_no_sudokus(tmp_path: Path) -> None:
     task = replace(TASK, **options, val_puzzles=0, batch=2)
     assert task.facts() == {"puzzle": "maze", "side": 4}
     assert task.train_batch(0, 0).tokens.tolist() == [task.train_set.tokens[0].tolist()] * 2
+    assert TASK.facts() == {"puzzle": "sudoku", "side": 4, "splits": VERSION}
     assert replace(TASK, **options | {"data_dir": None}).facts() == {"puzzle": "sudoku", "side": 4}
+
+
+def test_a_model_that_was_trained_on_other_splits_is_noticed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = TASK.build()
+    for facts in (dict[str, Any](), TASK.facts()):
+        model.facts = facts
+        evaluate(TASK, model, "test", thorough=False)
+        assert not caplog.records
+    model.facts = {"puzzle": "sudoku", "side": 4}
+    evaluate(TASK, model, "test", thorough=False)
+    assert "has seen puzzles that are scored now" in caplog.text
 
 
 def test_evaluation_does_not_choose_validation_puzzles_of_a_file_anew() -> None:
