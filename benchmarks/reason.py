@@ -99,7 +99,8 @@ def sized(preset: Preset, size: Size) -> Preset:
     assert isinstance(task, SolvePuzzles)
     task = replace(task, puzzles=size.puzzles, val_puzzles=size.tests // 2, test_puzzles=size.tests)
     if size.width:
-        net = replace(task.net, width=size.width, heads=2, blocks=1, rounds=1, inner=1)
+        heads = 2 if task.net.mixer == "attention" else task.net.heads
+        net = replace(task.net, width=size.width, heads=heads, blocks=1, rounds=1, inner=1)
         task = replace(task, net=net, batch=4)
     return replace(preset, task=task)
 

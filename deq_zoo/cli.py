@@ -150,7 +150,7 @@ def _evaluate(args: argparse.Namespace) -> None:
 
     model, preset = _open(args)
     changed = _with_changes(preset, args)
-    check_evaluation_settings(preset, changed, vars(args))
+    check_evaluation_settings(preset, changed, vars(args), args.split)
     if args.data_dir is not None:
         check_same_data(model, preset, args.data_dir)
     if changed != preset:

@@ -11,6 +11,7 @@ from deq_zoo.errors import ZooError
 from deq_zoo.model import Model
 from deq_zoo.preset import Preset
 from deq_zoo.settings import walk
+from deq_zoo.task import Split
 from deq_zoo.uses import STATES
 from deq_zoo.values import to_data
 from deq_zoo.weights import load_weights
@@ -18,13 +19,16 @@ from deq_zoo.weights import load_weights
 _SHOWN = 80  # characters of a fact in a message
 
 
-def check_evaluation_settings(preset: Preset, changed: Preset, flags: Collection[str]) -> None:
-    """Raise `ZooError` for changes that only training makes use of.
+def check_evaluation_settings(
+    preset: Preset, changed: Preset, flags: Collection[str], split: Split
+) -> None:
+    """Raise `ZooError` for changes that only training makes use of, or that lead to its data.
 
     Args:
         preset: that of the training.
         changed: the same with other settings.
         flags: options of the DEQ that the user has given, with whatever values.
+        split: to evaluate on.
     """
     idle = sorted(STATES & {*flags})
     former = {field.path: field.value for field in walk(preset)}
@@ -37,6 +41,13 @@ def check_evaluation_settings(preset: Preset, changed: Preset, flags: Collection
                 f"{name} would have no effect: eval_f_max_iter={budget} is the budget of "
                 "evaluations; set that, --eval_f_max_iter N"
             )
+    names = {field.path.removeprefix("task.") for field in given}
+    choosing = sorted(names & preset.task.validation_settings & changed.task.validation_settings)
+    if split == "val" and choosing:
+        raise ZooError(
+            f"{', '.join(choosing)} may not differ from the training: another choice of validation "
+            "data would have examples of the training; drop it, or use --split test"
+        )
     if idle:
         raise ZooError(f"{', '.join(idle)} would have no effect: only training makes use of it")
 

@@ -9,12 +9,14 @@ checks its own part.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from math import isfinite
 from typing import Any
 
 from torch import Tensor, nn
 
 from deq_zoo.errors import ZooError
+from deq_zoo.model import Model
 from deq_zoo.tree import local, tensors
 
 _WHAT_TO_TRY = (
@@ -40,8 +42,10 @@ def find_not_finite(model: nn.Module, exempt: Iterable[str] = ()) -> str | None:
 
 
 def check_parameters(model: nn.Module) -> None:
-    """Raise `ZooError` if a parameter of a model holds NaN or infinity."""
-    name = next(_not_finite(model.named_parameters()), None)
+    """Raise `ZooError` if a parameter of a model holds NaN or infinity, or an average of one."""
+    copies = model.copied_weights() if isinstance(model, Model) else {}
+    averages = ((name, t) for name, t in model.named_buffers() if name in copies)
+    name = next(_not_finite(chain(model.named_parameters(), averages)), None)
     if name is not None:
         raise ZooError(
             f"the parameter {name} holds NaN or infinity: results of this model would mean nothing"

@@ -19,7 +19,7 @@ from deq_zoo.precision import Precision, describe_tolerances, reachable_toleranc
 from deq_zoo.spelling import suggest
 from deq_zoo.task import Task
 from deq_zoo.uses import NORM
-from torchdeq import get_deq
+from torchdeq import DEQConfig, get_deq
 from torchdeq.registry import Registry
 
 _log = logging.getLogger("deq_zoo")
@@ -116,7 +116,20 @@ class Preset:
         return replace(self, task=task)
 
     def with_deq(self, **options: Any) -> Preset:
-        """Return the preset with other options of the equilibrium, the paper's flags.
+        """Return the preset with other options of the equilibrium; see `change_deq`.
+
+        Raise `ZooError` for unknown names, and for options that the task makes no use of.
+        """
+        deq = self.change_deq(**options)
+        try:
+            changed = replace(self, task=replace(self.task, deq=deq))  # type: ignore[type-var]
+            get_deq(deq)  # raises for unknown names
+            return changed
+        except (ValueError, TypeError, KeyError) as error:
+            raise ZooError(str(error)) from None
+
+    def change_deq(self, **options: Any) -> DEQConfig:
+        """Return other options of the equilibrium, the paper's flags; the task need not use them.
 
         Another solver does not inherit the options of the one it replaces, and `norm_type="none"`
         drops those of the norm.
@@ -130,10 +143,7 @@ class Preset:
             defaults = deq.defaults()
             options = {**{name: defaults[name] for name in NORM if name in deq.given}, **options}
         try:
-            deq = deq.with_options(**options)
-            changed = replace(self, task=replace(self.task, deq=deq))  # type: ignore[type-var]
-            get_deq(deq)  # raises for unknown names
-            return changed
+            return deq.with_options(**options)
         except (ValueError, TypeError, KeyError) as error:
             raise ZooError(str(error)) from None
 

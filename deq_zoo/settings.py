@@ -59,6 +59,12 @@ def with_settings(config: Any, settings: Sequence[str], all_names: str = "") -> 
         settings: the changes.
         all_names: where users read the names of all settings, for errors.
     """
+    changes = _parse_settings(config, settings, all_names)
+    return _replace(config, changes) if changes else config
+
+
+def _parse_settings(config: Any, settings: Sequence[str], all_names: str) -> dict[str, Any]:
+    """Return the values of settings by the paths of their fields; see `with_settings`."""
     parsed: list[tuple[str, Any]] = []
     kinds = {field.path: field.kind for field in walk(config)}
     for setting in settings:
@@ -80,7 +86,7 @@ def with_settings(config: Any, settings: Sequence[str], all_names: str = "") -> 
             changes |= {other: 0, path: new}
         elif not changes.get(other, getattr(config, other)):
             changes[path] = new
-    return _replace(config, changes) if changes else config
+    return changes
 
 
 def _complete(name: str, paths: Iterable[str], all_names: str) -> str:
@@ -112,14 +118,16 @@ def _replace(config: Any, changes: Mapping[str, Any]) -> Any:
             below.setdefault(head, {})[rest] = new
         else:
             own[head] = new
-    own |= {head: _replace(getattr(config, head), inner) for head, inner in below.items()}
+    for head, inner in below.items():
+        own[head] = _replace(own.get(head, getattr(config, head)), inner)
     try:
         if isinstance(config, DEQConfig):
             return config.with_options(**own)
         return replace(config, **own)
-    except (ValueError, TypeError) as error:
-        settings = ", ".join(f"{path}={new!r}" for path, new in changes.items())
-        raise ZooError(f"{settings}: {error}") from None
+    except (ValueError, TypeError, KeyError) as error:
+        given = {path: new for path, new in changes.items() if not isinstance(new, DEQConfig)}
+        settings = ", ".join(f"{path}={new!r}" for path, new in given.items())
+        raise ZooError(f"{settings}: {error}" if settings else str(error)) from None
 
 
 def change_settings(preset: Preset, settings: Mapping[str, Any]) -> Preset:
@@ -144,7 +152,8 @@ def change_preset(
 ) -> Preset:
     """Return a preset with options of the equilibrium, other settings and then its data changed.
 
-    Another precision brings tolerances that it can meet, unless these changes set them.
+    Options and settings are applied together: one may need the other to have an effect. Another
+    precision brings tolerances that it can meet, unless these changes set them.
 
     Args:
         preset: the preset.
@@ -153,7 +162,9 @@ def change_preset(
         data_dir: the folder of the data; None leaves it.
         all_names: where users read the names of all settings, for errors.
     """
-    result: Preset = with_settings(preset.with_deq(**deq), settings, all_names)
+    changes: dict[str, Any] = {"task.deq": preset.change_deq(**deq)} if deq else {}
+    changes |= _parse_settings(preset, settings, all_names)
+    result: Preset = _replace(preset, changes) if changes else preset
     former, now = (getattr(each.task, "data_dir", None) for each in (preset, result))
     folder = now if data_dir is None and now != former else data_dir
     if folder is not None:

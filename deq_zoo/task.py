@@ -123,6 +123,14 @@ class Task(ABC):
         return SOLVE | GRADIENT | STATES | NORM
 
     @property
+    def validation_settings(self) -> frozenset[str]:
+        """Return the fields that choose validation data out of the training data.
+
+        An evaluation on validation data may not change them: it would score training data.
+        """
+        return frozenset()
+
+    @property
     @abstractmethod
     def train_set(self) -> Any:
         """Return the training data."""

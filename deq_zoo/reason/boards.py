@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 
 Grid = tuple[int, ...]  # row by row, 0 for a blank cell
 
@@ -62,7 +63,8 @@ def _units(board: Board) -> tuple[list[tuple[tuple[int, ...], ...]], list[tuple[
 
 
 @cache
-def _all_units(board: Board) -> list[tuple[int, ...]]:
+def all_units(board: Board) -> list[tuple[int, ...]]:
+    """Return the cells of each row, column and box."""
     units, _ = _units(board)
     return sorted({unit for own in units for unit in own})
 
@@ -103,7 +105,7 @@ class _Search:
                 for peer in self.peers[cell]:
                     if not self.forbid(masks, peer, masks[cell]):
                         return False
-        for unit in _all_units(self.board):
+        for unit in all_units(self.board):
             once = twice = 0
             for cell in unit:
                 twice |= once & masks[cell]
@@ -151,6 +153,12 @@ class _Search:
                             pending.append((other, masks[other] & ~bit))
         return True
 
+    def guess(self) -> None:
+        """Count a guess; raise `TooHard` if there are too many."""
+        self.guesses += 1
+        if self.most is not None and self.guesses > self.most:
+            raise TooHard(f"no result after {self.most} guesses")
+
     def solutions(self, masks: list[int]) -> Iterator[list[int]]:
         """Yield all solutions as masks of one digit."""
         sizes = [(mask.bit_count(), cell) for cell, mask in enumerate(masks) if mask & (mask - 1)]
@@ -164,17 +172,47 @@ class _Search:
         if self.rng is not None:
             self.rng.shuffle(bits)
         for bit in bits:
-            self.guesses += 1
-            if self.most is not None and self.guesses > self.most:
-                raise TooHard(f"no result after {self.most} guesses")
+            self.guess()
             tried = masks.copy()
             if self.assign(tried, cell, bit):
                 yield from self.solutions(tried)
 
 
+class _NarrowSearch(_Search):
+    """A search that guesses where fewest guesses are possible: a cell, or a digit of a unit.
+
+    It needs far fewer guesses for boards with few givens, so their number is no measure of
+    difficulty: ratings come from `_Search`.
+    """
+
+    def solutions(self, masks: list[int]) -> Iterator[list[int]]:
+        """Yield all solutions as masks of one digit."""
+        for cell, bit in self._narrowest(masks):
+            self.guess()
+            tried = masks.copy()
+            if self.assign(tried, cell, bit):
+                yield from self.solutions(tried)
+        if all(not mask & (mask - 1) for mask in masks):
+            yield masks
+
+    def _narrowest(self, masks: list[int]) -> list[tuple[int, int]]:
+        """Return the guesses of which one must be right: cells with bits; none if all is clear."""
+        digits = [1 << k for k in range(self.board.side)]
+        best: list[tuple[int, int]] = []
+        for cell, mask in enumerate(masks):
+            if mask & (mask - 1) and not 0 < len(best) <= mask.bit_count():
+                best = [(cell, bit) for bit in digits if mask & bit]
+        for unit in all_units(self.board):
+            for bit in digits if len(best) > 2 else ():
+                places = [(cell, bit) for cell in unit if masks[cell] & bit]
+                if 1 < len(places) < len(best):
+                    best = places
+        return best
+
+
 @dataclass(frozen=True)
 class Solved:
-    """What a search has found.
+    """The result of a search.
 
     Args:
         solutions: one for a proper puzzle, none for an impossible one, the first two of several.
@@ -200,13 +238,34 @@ def solve_board(board: Board, question: Sequence[int], most_guesses: int | None 
         most_guesses: None for no limit.
     """
     search = _Search(board, most_guesses=most_guesses)
-    masks, found = search.start(question), []
+    masks, solutions = search.start(question), []
     if masks is not None:
         for solution in search.solutions(masks):
-            found.append(tuple(mask.bit_length() for mask in solution))
-            if len(found) == 2:
+            solutions.append(tuple(mask.bit_length() for mask in solution))
+            if len(solutions) == 2:
                 break
-    return Solved(tuple(found), search.guesses)
+    return Solved(tuple(solutions), search.guesses)
+
+
+def find_solutions(board: Board, question: Sequence[int], most_guesses: int) -> tuple[Grid, ...]:
+    """Return up to two solutions of a puzzle; raise `TooHard` after too many guesses.
+
+    The search is faster than that of `solve_board`, and does not rate the puzzle.
+    """
+    search = _NarrowSearch(board, most_guesses=most_guesses)
+    masks = search.start(question)
+    if masks is None:
+        return ()
+    first_two = islice(search.solutions(masks), 2)
+    return tuple(tuple(mask.bit_length() for mask in each) for each in first_two)
+
+
+def all_solutions(board: Board, question: Sequence[int]) -> Iterator[Grid]:
+    """Yield all solutions of a puzzle, however many there are."""
+    search = _Search(board)
+    masks = search.start(question)
+    for solution in search.solutions(masks) if masks is not None else ():
+        yield tuple(mask.bit_length() for mask in solution)
 
 
 def draw_grid(board: Board, rng: random.Random) -> Grid:
@@ -217,25 +276,27 @@ def draw_grid(board: Board, rng: random.Random) -> Grid:
     return tuple(mask.bit_length() for mask in next(search.solutions(masks)))
 
 
-def dig(board: Board, grid: Grid, rng: random.Random, extra: int = 0) -> Grid:
-    """Return a puzzle with the solution `grid` and no other, from which no given can be dropped.
+def dig(board: Board, grid: Grid, rng: random.Random) -> Grid:
+    """Return a minimal puzzle with the solution `grid` and no other: all its givens are needed.
 
     Args:
         board: its board.
         grid: the solution.
         rng: of the order in which givens are dropped.
-        extra: givens, drawn at random, that come back at the end.
     """
-    question, dropped = list(grid), []
+    question = list(grid)
     for cell in rng.sample(range(board.cells), board.cells):
         question[cell] = 0
         if _has_other(board, question, cell, grid[cell]):
             question[cell] = grid[cell]
-        else:
-            dropped.append(cell)
-    for cell in rng.sample(dropped, min(extra, len(dropped))):
-        question[cell] = grid[cell]
     return tuple(question)
+
+
+def add_givens(question: Grid, grid: Grid, rng: random.Random, count: int) -> Grid:
+    """Return a puzzle with `count` more givens, drawn at random; all blanks if there are fewer."""
+    blanks = [cell for cell, digit in enumerate(question) if not digit]
+    more = set(rng.sample(blanks, min(count, len(blanks))))
+    return tuple(grid[k] if k in more else digit for k, digit in enumerate(question))
 
 
 def _has_other(board: Board, question: Sequence[int], cell: int, digit: int) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import ceil, isqrt
+from dataclasses import dataclass, fields
+from math import ceil, inf, isqrt
 from typing import Literal
 
 from deq_zoo.checks import check_fields
@@ -16,6 +16,9 @@ Position = Literal["none", "rope", "rope2d", "learned"]
 Gradient = Literal["published", "one_step", "round", "deq"]
 #: The noise of EqR inside a solve.
 SolveNoise = Literal["off", "frozen"]
+
+#: Options of EqR alone, with the values that say that a step has neither.
+_NONE = {"noise": 0.0, "step_share": 1.0}
 
 
 @dataclass(frozen=True)
@@ -78,9 +81,10 @@ class ReasonConfig:
             "max_steps",
             "puzzle_ids",
         )
-        check_fields(self, 1, "puzzle_ids")
         check_fields(self, 2, "vocab")
         check_fields(self, 0, "answer_blocks", "slots", "puzzle_width", "noise", finite=True)
+        if not 0 < self.expansion < inf:
+            raise ValueError(f"expansion must be a positive finite number, got {self.expansion}")
         if not 0 < self.step_share <= 1:
             raise ValueError(f"step_share must lie in (0, 1], got {self.step_share}")
         if not 0 <= self.exploration <= 1:
@@ -98,6 +102,24 @@ class ReasonConfig:
                 f"{self.width}"
             )
         self._check_attention()
+        self._check_used()
+
+    def _check_used(self) -> None:
+        """Raise `ValueError` for options that have no effect in this shape.
+
+        Defaults are allowed, and values that say that there is no such thing.
+        """
+        where: dict[str, str] = {}
+        if self.kind != "eqr":
+            where |= dict.fromkeys(_NONE, f"kind={self.kind}")
+        if self.mixer == "mlp":
+            where["heads"] = "mixer=mlp"
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in where and value not in (field.default, _NONE.get(field.name)):
+                raise ValueError(
+                    f"{field.name}={value} would have no effect with {where[field.name]}: drop it"
+                )
 
     def _check_attention(self) -> None:
         if self.mixer != "attention":

@@ -76,6 +76,11 @@ def pick_state(content: Any) -> dict[str, Tensor] | None:
     unknown = sorted(average.keys() - weights.keys())
     if unknown:
         raise CheckpointError(f"the average has {unknown[0]!r}, and the model has no such weight")
+    missing = sorted(weights.keys() - average.keys() - {_TABLE, *_STARTS})
+    if missing:
+        raise CheckpointError(
+            f"the average lacks {missing[0]!r}: it should have every trained weight of the model"
+        )
     return {_PREFIX + key: value for key, value in (weights | average).items()}
 
 

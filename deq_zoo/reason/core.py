@@ -33,12 +33,17 @@ def no_noise(h: Tensor) -> None:
     return None
 
 
+def check_whole(name: str, numbers: Tensor) -> None:
+    """Raise `TypeError` for tensors that are no whole numbers; flags would select, not index."""
+    if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
+        raise TypeError(f"{name} must be whole numbers, got {numbers.dtype}")
+
+
 def check_tokens(tokens: Tensor, net: ReasonConfig) -> None:
     """Raise for tensors that are no puzzles of a network."""
     if tokens.dim() != 2 or tokens.shape[1] != net.cells:
         raise ValueError(f"puzzles must be (batch, {net.cells}), got {tuple(tokens.shape)}")
-    if tokens.is_floating_point():
-        raise TypeError(f"puzzles must be whole numbers, got {tokens.dtype}")
+    check_whole("puzzles", tokens)
     if tokens.device.type != "cpu" or not tokens.numel():  # an accelerator checks indices
         return
     if not 0 <= int(tokens.min()) <= int(tokens.max()) < net.vocab:
@@ -86,7 +91,7 @@ class Core(nn.Module):
         net = self.net
         check_tokens(tokens, net)
         # Indexing by hand: autocast leaves the rows in the precision of the weights.
-        x = self.embed_tokens.embedding_weight[tokens]
+        x = self.embed_tokens.embedding_weight[tokens.long()]  # bytes would select by a mask
         if rows is not None:
             missing = net.extra * net.width - rows.shape[1]
             padded = torch.nn.functional.pad(rows, (0, missing)).view(-1, net.extra, net.width)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from deq_zoo.arrays import read_array
 from deq_zoo.errors import DataError
 from deq_zoo.reason.boards import BOARDS
+from deq_zoo.reason.consistency import find_fault, puzzle_kind
 from deq_zoo.reason.loss import IGNORED
 from deq_zoo.reason.mazes import CHARACTERS
 from deq_zoo.reason.sets import PuzzleSet
@@ -51,10 +53,17 @@ def read_folder(root: Path, split: str) -> PuzzleSet:
     ids = torch.from_numpy(arrays["puzzle_identifiers"].astype(np.int64))
     if len(ids) != len(puzzles) - 1:
         raise DataError(f"{folder} has {len(puzzles) - 1} puzzles and {len(ids)} identifiers")
+    if bool((ids < 0).any()):
+        row = int((ids < 0).nonzero()[0])
+        raise DataError(f"{folder}: puzzle {row} has the identifier {int(ids[row])}: expected 0 on")
     by_example = ids.repeat_interleave(puzzles.diff())
     ignored = facts.get("ignore_label_id")
     if ignored is not None:
         labels = torch.where(labels == ignored, IGNORED, labels.long()).to(torch.int16)
+    kind, side = puzzle_kind(tokens.shape[1], int(facts["vocab_size"]), labels)
+    fault = find_fault(kind, side, tokens, labels)
+    if fault is not None:
+        raise DataError(f"{folder}: example {fault.row}: {fault.reason}")
     zeros = torch.zeros(len(tokens), dtype=torch.long)
     return PuzzleSet(tokens, labels, by_example, zeros, puzzles[groups])
 
@@ -66,22 +75,28 @@ def read_csv(path: Path, min_rating: int = 0) -> PuzzleSet:
         path: the file.
         min_rating: leave out puzzles that are rated below.
     """
-    questions, answers, ratings = [], [], []
+    questions, answers, ratings, lines, kinds = [], [], [], [], []
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             for number, row in enumerate(csv.DictReader(file), start=2):
                 rating = _rating(row, path, number)
                 if rating >= min_rating:
                     questions.append(_encode(row.get("question"), path, number))
                     answers.append(_encode(row.get("answer"), path, number))
                     ratings.append(rating)
+                    lines.append(number)
+                    kinds.append("sudoku" if _is_sudoku(row["question"]) else "maze")
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"cannot read {path}: {error}") from None
     if not questions:
         raise DataError(f"{path} has no puzzles rated {min_rating} or more")
-    if {len(each) for each in (*questions, *answers)} != {len(questions[0])}:
-        raise DataError(f"the puzzles of {path} differ in size")
+    if {len(each) for each in (*questions, *answers)} != {len(questions[0])} or len({*kinds}) > 1:
+        raise DataError(f"the puzzles of {path} differ in size or kind")
     tokens, labels = (torch.tensor(t, dtype=torch.uint8) for t in (questions, answers))
+    side = isqrt(tokens.shape[1])
+    fault = find_fault(kinds[0], side, tokens, labels)
+    if fault is not None:
+        raise DataError(f"{path}:{lines[fault.row]}: {fault.reason}")
     return PuzzleSet.of(tokens, labels, torch.tensor(ratings))
 
 
@@ -89,8 +104,7 @@ def _encode(text: str | None, path: Path, number: int) -> list[int]:
     """Return the tokens of a puzzle: a Sudoku of digits and dots, or a maze."""
     if not text:
         raise DataError(f"{path}:{number}: no question or answer; expected {_COLUMNS}")
-    table = _SUDOKU if len(text) in {b.cells for b in BOARDS.values()} else _MAZE
-    table = table if set(text) <= table.keys() else _MAZE
+    table = _SUDOKU if _is_sudoku(text) else _MAZE
     unknown = sorted(set(text) - table.keys())
     if unknown:
         raise DataError(
@@ -98,6 +112,11 @@ def _encode(text: str | None, path: Path, number: int) -> list[int]:
             f"dots, a maze {CHARACTERS!r}"
         )
     return [table[character] for character in text]
+
+
+def _is_sudoku(text: str) -> bool:
+    sizes = {board.cells for board in BOARDS.values()}
+    return len(text) in sizes and set(text) <= _SUDOKU.keys()
 
 
 _COLUMNS = "the columns source,question,answer,rating"
@@ -114,7 +133,7 @@ def _rating(row: dict[str, Any], path: Path, number: int) -> int:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise DataError(
             f"cannot read {path}: {error}; --data-dir names a folder with train and test, as the "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,10 +12,11 @@ from torch import Tensor
 
 from deq_zoo.errors import ZooError
 from deq_zoo.reason.core import States
+from deq_zoo.reason.keyed import draw_frozen_noise, draw_starts
 from deq_zoo.reason.reasoned import relative_change
-from deq_zoo.reason.search import Search
+from deq_zoo.reason.search import Search, relative_tolerance
 from deq_zoo.record import SolverRecord
-from deq_zoo.task import generator
+from torchdeq import SolverStat
 from torchdeq.stream import Request, Result, Stream, StreamStatus
 
 if TYPE_CHECKING:
@@ -49,15 +50,21 @@ class Answer:
         return not self.status.failed
 
 
-def open_search(model: Reasoner, search: Search) -> Stream:
-    """Return a stream whose requests are puzzles, in evaluation mode.
+def open_search(model: Reasoner, search: Search, budget: int | None = None) -> Stream:
+    """Return a stream whose requests are puzzles, with the tokens of a puzzle as its `id`.
 
     Args:
         model: in evaluation mode.
         search: the options.
+        budget: evaluations of an attempt; those of the DEQ by default.
     """
     deq, net = model.deq, model.net
-    solver, budget = deq.make_solver({}), deq.eval_f_max_iter
+    if model.training:
+        raise ZooError(
+            "a search needs a model in evaluation mode, which computes with the average of its "
+            "weights: call model.eval()"
+        )
+    solver, budget = deq.make_solver({}), deq.eval_f_max_iter if budget is None else budget
     if not budget or not solver.streams:
         raise ZooError(
             "a search needs a solver whose puzzles can come and go, and a budget: got "
@@ -69,13 +76,18 @@ def open_search(model: Reasoner, search: Search) -> Stream:
             f"restarts={search.restarts} need random starts, which EqR has: {net.kind.upper()} "
             "always starts from the same states"
         )
-    if search.halt == "both" and not _tolerance(model):
+    tolerance = relative_tolerance(deq.config.f_stop)
+    if search.halt == "both" and not tolerance:
         raise ZooError("halt=both needs a relative tolerance: set f_stop_mode=rel and f_tol")
     stop = replace(deq.config.f_stop, max_iter=budget)
     if search.halt != "residual":
         stop = replace(stop, tol=None, rtol=None, atol=None, return_final=True)
-    halt = None if search.halt == "residual" else partial(_halts, search, _tolerance(model))
-    votes: Any = partial(_vote, model)
+    halt = (
+        None
+        if search.halt == "residual"
+        else partial(_halts, search, relative_tolerance(deq.config.f_stop))
+    )
+    votes: Any = partial(answer_key, model)
     return Stream(
         partial(_step, model),
         slots=search.slots,
@@ -94,7 +106,7 @@ def find_answers(
 ) -> Iterator[Answer]:
     """Yield the answer to each puzzle, in order.
 
-    A puzzle's start depends on the seed and on its place alone.
+    A puzzle's start depends on the seed and on its tokens alone.
 
     Args:
         model: in evaluation mode.
@@ -102,34 +114,58 @@ def find_answers(
         search: the options.
         ids: (B,), the row of each puzzle's own vector.
     """
-    stream = open_search(model, search)
-    for result in stream.run(_requests(model, tokens, search, ids), ordered=True):
+    for result in _run(open_search(model, search), _requests(model, tokens, search, ids)):
+        yield as_answer(model, result)
+
+
+def find_answer(
+    model: Reasoner,
+    tokens: Tensor,
+    search: Search,
+    z0: States | None = None,
+    budget: int | None = None,
+) -> tuple[Answer, States, SolverStat]:
+    """Return the answer to one puzzle, its states (with a batch of 1) and their statistics.
+
+    Args:
+        model: in evaluation mode.
+        tokens: (1, L).
+        search: the options.
+        z0: the start; there are no restarts then.
+        budget: evaluations of an attempt; those of the DEQ by default.
+    """
+    (request,) = _requests(model, tokens, search, None)
+    if z0 is not None:
+        model.check_states(z0, 1)
+        search = replace(search, restarts=0)
+        request = replace(request, z0=tuple(h[0] for h in z0))
+    (result,) = _run(open_search(model, search, budget), [request])
+    states = States(*(h[None] for h in result.z))
+    return as_answer(model, result), states, _as_stats(result)
+
+
+def _run(stream: Stream, requests: Iterable[Request]) -> Iterator[Result]:
+    for result in stream.run(requests, ordered=True):
         if result.error is not None:
             raise result.error
-        yield as_answer(model, result)
+        yield result
 
 
 def _requests(
     model: Reasoner, tokens: Tensor, search: Search, ids: Tensor | None
 ) -> Iterator[Request]:
     ids = torch.zeros_like(tokens[:, 0]) if ids is None else ids
-    places = torch.arange(len(tokens)).split(search.slots)
-    for part in places:
-        x = model.inject(tokens[part].to(model.device), ids[part].to(model.device))
-        for row, place in zip(x, part.tolist(), strict=True):
-            start = start_of(model, search, place, 0)
-            noise = model.freeze_noise(start, generator("noise", search.seed, place))
-            z0 = tuple(h[0] for h in start)
-            yield Request(z0, (row, *(eps[0] for eps in noise)), id=place)
-
-
-def start_of(model: Reasoner, search: Search, place: int, attempt: int) -> States:
-    """Return the start of one attempt at one puzzle, with a batch of 1."""
-    return model.start(1, generator("start", search.seed, place, attempt))
+    for part, own in zip(tokens.split(search.slots), ids.split(search.slots), strict=True):
+        x = model.inject(part.to(model.device), own.to(model.device))
+        start = draw_starts(model, part, search.seed)
+        samples = (*start, x, *draw_frozen_noise(model, part, search.seed))
+        for puzzle, y, z, *args in zip(part.tolist(), *samples, strict=True):
+            yield Request((y, z), tuple(args), id=puzzle)
 
 
 def _start_again(model: Reasoner, search: Search, request: Request, attempt: int) -> Any:
-    return tuple(h[0] for h in start_of(model, search, request.id, attempt))
+    puzzle = torch.tensor([request.id])
+    return tuple(h[0] for h in draw_starts(model, puzzle, search.seed, attempt))
 
 
 def _step(model: Reasoner, y: Tensor, z: Tensor, *args: Tensor) -> tuple[Any, Any]:
@@ -147,15 +183,8 @@ def _halts(search: Search, tolerance: float, states: Any, aux: dict[str, Tensor]
     return sure
 
 
-def _tolerance(model: Reasoner) -> float:
-    """Return the relative tolerance of the DEQ, for halting by both."""
-    stop = model.deq.config.f_stop
-    if stop.mode == "rel" and stop.tol:
-        return stop.tol
-    return stop.rtol or 0.0
-
-
-def _vote(model: Reasoner, result: Result) -> tuple[int, ...]:
+def answer_key(model: Reasoner, result: Result) -> tuple[int, ...]:
+    """Return the answer of a result as numbers that a vote can count."""
     return tuple(_read(model, result).tolist())
 
 
@@ -174,6 +203,19 @@ def as_answer(model: Reasoner, result: Result) -> Answer:
         float(q.sigmoid()),
         result.evaluations,
         result.attempts,
+    )
+
+
+def _as_stats(result: Result) -> SolverStat:
+    """Return the statistics of a finished request; one that was halted counts as converged."""
+    halted = result.status is StreamStatus.HALTED
+    status = StreamStatus.CONVERGED if halted else result.status
+    return SolverStat(
+        abs_lowest=torch.tensor([result.residual]),
+        rel_lowest=torch.tensor([result.relative]),
+        nstep=torch.tensor([result.steps]),
+        nfe=result.evaluations,
+        status=torch.tensor([int(status)], dtype=torch.int8),
     )
 
 

@@ -142,8 +142,9 @@ class Rotation:
         """Return the tables for a state; of float32 for states of lower precision."""
         key = (like.device, like.dtype if like.dtype == torch.float64 else torch.float32)
         if key not in self._tables:
-            cos, sin = self.angles.cos().to(*key), self.angles.sin().to(*key)
-            self._tables[key] = Tables(cos, sin, self.groups)
+            with torch.inference_mode(False):  # a later backward pass must be able to save them
+                cos, sin = self.angles.cos().to(*key), self.angles.sin().to(*key)
+                self._tables[key] = Tables(cos, sin, self.groups)
         return self._tables[key]
 
 

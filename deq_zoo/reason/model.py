@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deq_zoo.model import Model
+from deq_zoo.model import Model, WeightKind
 from deq_zoo.output import Output
 from deq_zoo.reason.average import as_buffers, blend
 from deq_zoo.reason.config import Gradient, ReasonConfig, SolveNoise
-from deq_zoo.reason.core import Core, Noise, States, Tail
-from deq_zoo.reason.layers import truncated_normal
+from deq_zoo.reason.core import Core, Noise, States, Tail, check_whole
+from deq_zoo.reason.keyed import draw_frozen_noise
+from deq_zoo.reason.layers import Linear, truncated_normal
 from deq_zoo.reason.optim import PuzzleRows
 from deq_zoo.reason.prediction import SolvedPuzzle, solve_one
 from deq_zoo.reason.reasoned import Reasoned, relative_change, replay
@@ -36,7 +37,8 @@ class Reasoner(Model):
         deq: options of the DEQ: a `DEQConfig`, dict or Namespace.
         gradient: how training differentiates.
         decay: of the average of the weights; 0 keeps none, and evaluation uses the weights.
-        solve_noise: the noise of EqR inside a solve: off, or drawn once for each solve. The
+        solve_noise: the noise of EqR inside a solve: off, or drawn once for each solve; in
+            evaluation the drawn numbers depend on the puzzle and on `search.seed` alone. The
             published recursion draws its noise anew for every step.
 
     Attributes:
@@ -81,6 +83,13 @@ class Reasoner(Model):
             return {}
         return {f"average.{name}": f"core.{name}" for name, _ in self.core.named_parameters()}
 
+    def weight_kind(self, name: str) -> WeightKind:
+        owner, _, own = name.rpartition(".")
+        inside = name.startswith(("core.L_level.", "core.H_level."))
+        if own == "weight" and isinstance(self.get_submodule(owner), Linear):
+            return "core_matrix" if inside else "matrix"
+        return "core_vector" if inside else "vector"
+
     def update_average(self) -> None:
         """Add the present weights to the average."""
         if self.average is not None:
@@ -95,8 +104,9 @@ class Reasoner(Model):
         """
         if self.puzzle_rows is None:
             return self.body.embed(tokens, None)
-        ids = torch.zeros_like(tokens[:, 0]) if ids is None else ids
-        return self.body.embed(tokens, self.puzzle_rows[ids])
+        ids = tokens.new_zeros(len(tokens)) if ids is None else ids
+        check_whole("ids", ids)
+        return self.body.embed(tokens, self.puzzle_rows[ids.long()])
 
     def start(self, n: int, generator: torch.Generator | None = None) -> States:
         """Return the states to start from: one vector everywhere, or EqR's random ones.
@@ -117,21 +127,24 @@ class Reasoner(Model):
         )
         return States(y.to(like.device), z.to(like.device))
 
-    def freeze_noise(
-        self, states: States, generator: torch.Generator | None = None
-    ) -> tuple[Tensor, ...]:
+    @property
+    def freezes_noise(self) -> bool:
+        """Return whether a solve has noise, which is drawn once."""
+        return self.solve_noise == "frozen" and self.net.kind == "eqr" and self.net.noise > 0
+
+    def freeze_noise(self, n: int, generator: torch.Generator | None = None) -> tuple[Tensor, ...]:
         """Return the noise of a whole supervision step for a solve, (B, calls, N, d); or nothing.
 
         Args:
-            states: the noise is drawn for as many puzzles.
+            n: number of puzzles.
             generator: the global one by default.
         """
-        if self.solve_noise == "off" or self.net.kind != "eqr" or not self.net.noise:
+        net = self.net
+        if not self.freezes_noise:
             return ()
-        b, n, d = states.y.shape
-        like = states.y
+        like = next(iter(self.core.parameters()))
         device = like.device if generator is None else generator.device
-        shape = (b, self.net.calls, n, d)
+        shape = (n, net.calls, net.positions, net.width)
         eps = torch.randn(shape, dtype=like.dtype, device=device, generator=generator)
         return (eps.to(like.device),)
 
@@ -171,7 +184,7 @@ class Reasoner(Model):
         u = self.inject(x, ids)
         states = self._begin(len(x), z0, fresh, start)
         if not self.training or self.gradient == "deq":
-            reached, stats = self._solve(u, states, call)
+            reached, stats = self._solve(x, u, states, call)
         else:
             reached, stats = self._unroll(u, states, noise, call)
         last, body = reached[-1], self.body
@@ -196,6 +209,9 @@ class Reasoner(Model):
         self, n: int, z0: States | None, fresh: Tensor | None, start: States | None
     ) -> States:
         """Return the states that a call starts from."""
+        for states in (z0, start):
+            if states is not None:
+                self.check_states(states, n)
         if z0 is not None and fresh is None:
             return States(*z0)
         new = self.start(n) if start is None else start
@@ -204,13 +220,21 @@ class Reasoner(Model):
         rows = fresh.view(-1, 1, 1)
         return States(*(torch.where(rows, a, b) for a, b in zip(new, z0, strict=True)))
 
+    def check_states(self, states: States, n: int) -> None:
+        """Raise `ValueError` for states of another shape, which would broadcast."""
+        want, got = (n, self.net.positions, self.net.width), [tuple(h.shape) for h in states]
+        if got != [want, want]:
+            raise ValueError(f"states must be two tensors {want}, got {got}")
+
     def _solve(
-        self, u: Tensor, states: States, call: dict[str, Any]
+        self, x: Tensor, u: Tensor, states: States, call: dict[str, Any]
     ) -> tuple[list[States], SolverStat | None]:
         """Return the fixed points as the DEQ finds and differentiates them."""
-        solved, stats = self.deq(
-            self.apply_step, tuple(states), args=(u, *self.freeze_noise(states)), **call
-        )
+        if self.training:
+            noise = self.freeze_noise(len(x))
+        else:
+            noise = draw_frozen_noise(self, x, self.search.seed)
+        solved, stats = self.deq(self.apply_step, tuple(states), args=(u, *noise), **call)
         return [States(*state) for state in solved], stats
 
     def _unroll(
@@ -223,7 +247,7 @@ class Reasoner(Model):
         budget = self.deq.f_max_iter if budget is None else budget
         draw, stats = noise or torch.randn_like, None
         if budget > 1:  # the noise of a solve must not change from step to step
-            frozen = self.freeze_noise(states)
+            frozen = self.freeze_noise(len(u))
             rule = replace(self.deq.config.f_stop, max_iter=budget - 1)
             solution = solve(
                 self.apply_step,
@@ -234,6 +258,7 @@ class Reasoner(Model):
                 on_failure=self.deq.config.on_failure,
             )
             states, stats = States(*solution.z), solution.stats
+            stats.nfe += 1  # the step with a graph
             draw = noise or replay(*frozen)
         tail: Tail = "one_step" if self.gradient == "one_step" else "round"
         return [self.core.supervise(states, u, draw, tail)], stats
@@ -259,7 +284,7 @@ class Reasoner(Model):
             every: return the answer after every step, the last one last.
         """
         u, depth = self.inject(x, ids), self.net.max_steps if depth is None else depth
-        states = self.start(len(x)) if z0 is None else z0
+        states = self._begin(len(x), z0, None, None)
         draw = torch.randn_like if noise is None else noise
         solution = solve(
             lambda y, z: tuple(self.body.supervise(States(y, z), u, draw)),
@@ -286,9 +311,13 @@ class Reasoner(Model):
             x: the puzzle: a text, the path of a text file, a list of digits (0 for a blank cell),
                 or a tensor of tokens. An impossible one is an error.
             z0: states to start from: `state` of an earlier output. Without it, a puzzle whose
-                residual does not meet the tolerance is tried again from new starts, as
-                `search.restarts` says; the other options of `search` belong to `find_answers`.
-            **call: options of the DEQ for this call, e.g. `f_max_iter=30`.
+                residual does not meet the tolerance is tried again from new starts.
+            **call: `f_max_iter`, the evaluations of an attempt in this call.
+
+        `search` decides about halting, restarts and the choice among attempts; `find_answers`,
+        `deq-zoo predict` and `deq-zoo serve` give the same answer. The statistics are those of the
+        chosen attempt, except for `nfe`, the evaluations of all attempts; a puzzle that was halted
+        counts as converged.
         """
         return super().predict(x, z0, **call)
 

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from deq_zoo.drawing import Line, line_plot, new_axes, to_png
 from deq_zoo.errors import ZooError
-from deq_zoo.reason.evaluation import repeatable_noise
+from deq_zoo.reason.keyed import draw_starts, recursion_noise
 from deq_zoo.reason.loss import IGNORED
 from deq_zoo.reason.mazes import GOAL, PATH, START, WALL
 from deq_zoo.reason.model import Reasoner
 from deq_zoo.reason.puzzles import Puzzle
 from deq_zoo.reason.sets import PuzzleSet
-from deq_zoo.task import Picture, generator
+from deq_zoo.task import Picture
 
 _PUZZLES = 48  # test puzzles behind the curves, the first ones
 _BEYOND = 4  # depth of the curves relative to that of training
@@ -54,10 +54,10 @@ def draw_pictures(model: Reasoner, data: PuzzleSet) -> list[Picture]:
 def follow(model: Reasoner, data: PuzzleSet) -> Course:
     """Return the answers to puzzles after each step of the published recursion."""
     tokens, ids = data.tokens.long().to(model.device), data.ids.to(model.device)
-    states = model.start(len(tokens), generator("pictures"))
+    states = draw_starts(model, tokens, model.search.seed)
     labels = data.labels.long()
     answers, residuals, right = [], [], []
-    noise = repeatable_noise(model, "pictures")
+    noise = recursion_noise(tokens, model.search.seed)
     for _ in range(_BEYOND * model.net.max_steps):
         out = model.recurse(tokens, 1, states, ids=ids, noise=noise)
         assert out.stats is not None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,10 +16,8 @@ from deq_zoo.errors import ZooError
 from deq_zoo.output import Output
 from deq_zoo.predictions import Failure, OutFolder, Prediction
 from deq_zoo.reason.core import States
-from deq_zoo.reason.inference import Answer, find_answers, start_of
+from deq_zoo.reason.inference import Answer, find_answer, find_answers
 from deq_zoo.reason.puzzles import Checked, Puzzle
-from deq_zoo.reason.reasoned import Reasoned
-from torchdeq.stream import StreamStatus
 
 if TYPE_CHECKING:
     from deq_zoo.reason.model import Reasoner
@@ -80,9 +79,7 @@ def as_puzzle(x: Any, puzzle: Puzzle) -> Checked:
         if len(puzzles) != 1:
             raise ZooError(f"expected one puzzle, got {len(puzzles)}")
         return puzzle.check(puzzles[0])
-    tokens = x.flatten().tolist() if isinstance(x, Tensor) else [int(each) for each in x]
-    if len(tokens) != puzzle.side**2:
-        raise ZooError(f"a puzzle has {puzzle.side**2} cells, got {len(tokens)}")
+    tokens = whole_numbers(x, puzzle.side)
     if not isinstance(x, Tensor) and puzzle.kind == "sudoku":
         tokens = [digit + 1 for digit in tokens]
     allowed = range(1, puzzle.side + 2 if puzzle.kind == "sudoku" else 5)
@@ -95,12 +92,36 @@ def as_puzzle(x: Any, puzzle: Puzzle) -> Checked:
     return puzzle.check(tokens)
 
 
+def whole_numbers(x: Any, side: int) -> list[int]:
+    """Return the cells of one board, row by row or as a list of rows; raise `ZooError` for others.
+
+    Args:
+        x: a tensor, an array or a list of whole numbers.
+        side: cells of a row.
+    """
+    if isinstance(x, (Tensor, np.ndarray)):
+        x = x.squeeze(0).tolist() if x.ndim == 3 or x.shape == (1, side**2) else x.tolist()
+    if not isinstance(x, Sequence):
+        raise ZooError(f"a puzzle is a text, a path, a list or a tensor, got {type(x).__name__}")
+    if x and all(isinstance(row, Sequence) and len(row) == side for row in x) and len(x) == side:
+        x = [cell for row in x for cell in row]
+    for cell in x:
+        if isinstance(cell, (bool, np.bool_)) or not isinstance(cell, (int, np.integer)):
+            raise ZooError(
+                f"the cells of a puzzle are whole numbers, {side**2} of them or {side} rows of "
+                f"{side}, got {cell!r}"
+            )
+    if len(x) != side**2:
+        raise ZooError(f"a puzzle has {side**2} cells, got {len(x)}")
+    return [int(cell) for cell in x]
+
+
 def read_text(path: Path) -> str:
     """Return the text of a file of puzzles; raise `ZooError` if it is none."""
     try:
         if path.stat().st_size > _LONGEST:
             raise ZooError(f"{path} is no file of puzzles: it is larger than {_LONGEST} bytes")
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise ZooError(f"{path} is no text file") from None
     except OSError as error:
@@ -137,32 +158,32 @@ def _solve_all(
     with torch.no_grad():
         answers = list(find_answers(model.eval(), batch, model.search))
     for (source, checked), answer in zip(good, answers, strict=True):
-        found = describe(puzzle, checked, answer)
-        text = f"{source}: {sentence(found, checked)}\n{found.answer}"
+        solved = describe(puzzle, checked, answer)
+        text = f"{source}: {sentence(solved, checked)}\n{solved.answer}"
         data = {
-            "question": found.question,
-            "answer": found.answer,
-            "valid": found.valid,
-            "right": found.right,
-            "head": found.head,
-            "residual": found.residual if isfinite(found.residual) else None,
-            "evaluations": found.evaluations,
-            "attempts": found.attempts,
+            "question": solved.question,
+            "answer": solved.answer,
+            "valid": solved.valid,
+            "right": solved.right,
+            "head": solved.head,
+            "residual": solved.residual if isfinite(solved.residual) else None,
+            "evaluations": solved.evaluations,
+            "attempts": solved.attempts,
             "settled": answer.settled,
         }
         yield Prediction(source, text, data)
 
 
-def sentence(found: SolvedPuzzle, checked: Checked) -> str:
-    """Return what is known about an answer, for people."""
-    verdict = "solved" if found.valid else "not solved: the answer breaks the rules"
+def sentence(solved: SolvedPuzzle, checked: Checked) -> str:
+    """Return an answer and how sure it is as a sentence, for people."""
+    verdict = "solved" if solved.valid else "not solved: the answer breaks the rules"
     notes = [
-        f"{100 * found.head:.1f} % sure by its halting head",
-        f"residual {found.residual:.1e}",
-        f"{found.evaluations} evaluations",
+        f"{100 * solved.head:.1f} % sure by its halting head",
+        f"residual {solved.residual:.1e}",
+        f"{solved.evaluations} evaluations",
     ]
-    if found.attempts > 1:
-        notes.append(f"{found.attempts} attempts")
+    if solved.attempts > 1:
+        notes.append(f"{solved.attempts} attempts")
     if checked.ambiguous:
         notes.append("the puzzle has more than one solution")
     if not checked.solutions:
@@ -173,28 +194,12 @@ def sentence(found: SolvedPuzzle, checked: Checked) -> str:
 def solve_one(
     model: Reasoner, x: Any, z0: States | None, call: dict[str, Any]
 ) -> Output[SolvedPuzzle, States]:
-    """Return the answer to one puzzle, its states, and statistics of the best attempt's solve."""
+    """Return the answer to one puzzle, as `find_answers` finds it, with its states."""
+    other = sorted(call.keys() - {"f_max_iter"})
+    if other:
+        raise TypeError(f"a prediction takes the option f_max_iter alone, got {', '.join(other)}")
     puzzle = Puzzle(model.facts)
     checked = as_puzzle(x, puzzle)
-    tokens, search = torch.tensor([checked.tokens], device=model.device), model.search
-    more = search.restarts if z0 is None and model.net.kind == "eqr" else 0
-    tried: list[tuple[float, Reasoned]] = []
-    for attempt in range(1 + more):
-        start = start_of(model, search, 0, attempt) if z0 is None else z0
-        out = model(tokens, start, **call)
-        tried.append((float(out.stats["rel_lowest"][0]), out))
-        if not bool(out.stats.failed.any()):
-            break
-    # NaN and infinity are never the lowest.
-    residual, best = min(tried, key=lambda pair: pair[0] if isfinite(pair[0]) else inf)
-    assert best.q is not None
-    assert best.stats is not None
-    answer = Answer(
-        best.prediction[0].argmax(-1).cpu(),
-        StreamStatus(int(best.stats.status[0])),
-        residual,
-        float(best.q[0, 0].sigmoid()),
-        sum(out.stats.nfe for _, out in tried if out.stats is not None),
-        len(tried),
-    )
-    return Output([describe(puzzle, checked, answer)], best.state, best.stats)
+    tokens = torch.tensor([checked.tokens], device=model.device)
+    answer, states, stats = find_answer(model, tokens, model.search, z0, call.get("f_max_iter"))
+    return Output([describe(puzzle, checked, answer)], states, stats)

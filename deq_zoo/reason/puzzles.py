@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isqrt
+from itertools import groupby
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from deq_zoo.errors import ZooError
-from deq_zoo.reason.boards import BOARDS, Board, TooHard, conflict, solve_board
+from deq_zoo.reason.boards import BOARDS, Board, TooHard, conflict, find_solutions
 from deq_zoo.reason.config import ReasonConfig
+from deq_zoo.reason.consistency import puzzle_kind
 from deq_zoo.reason.mazes import CHARACTERS, FREE, GOAL, PATH, START, WALL, solve_maze
 
 _BLANKS, _IGNORED = ".0_*?", " \t\r\n|+-"
 _MOST_GUESSES = 20_000  # of the check; about a second
 
 
-def puzzle_facts(net: ReasonConfig) -> dict[str, Any]:
-    """Return the kind of puzzles that a shape is for, for `Task.facts`."""
-    side = isqrt(net.cells)
-    if side**2 == net.cells and side in BOARDS and net.vocab == side + 2:
-        return {"puzzle": "sudoku", "side": side}
-    if side**2 == net.cells and net.vocab == len(CHARACTERS) + 1:
-        return {"puzzle": "maze", "side": side}
-    return {"puzzle": "tokens", "side": 0}
+def puzzle_facts(net: ReasonConfig, labels: Tensor | None = None) -> dict[str, Any]:
+    """Return the kind of puzzles that a network is for, for `Task.facts`; see `puzzle_kind`."""
+    kind, side = puzzle_kind(net.cells, net.vocab, labels)
+    return {"puzzle": kind, "side": side}
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class Puzzle:
 
         A Sudoku is written row by row, with dots or zeros for blank cells; spaces, lines and frames
         are left out. Several Sudokus have a line each. Mazes have a line for each row, and blank
-        lines between them.
+        lines between them; a blank line is a row of free cells where the number of rows says so.
         """
         return self._read_sudokus(text) if self.kind == "sudoku" else self._read_mazes(text)
 
@@ -93,21 +91,27 @@ class Puzzle:
         return [tokens]
 
     def _encode(self, cells: str) -> tuple[int, ...]:
-        known = {str(d): d + 1 for d in range(1, self.side + 1)} | dict.fromkeys(_BLANKS, 1)
+        tokens = {str(d): d + 1 for d in range(1, self.side + 1)} | dict.fromkeys(_BLANKS, 1)
         for place, character in enumerate(cells):
-            if character not in known:
+            if character not in tokens:
                 raise ZooError(
                     f"cell {place + 1} is {character!r}: this model solves Sudokus of "
                     f"{self.side}x{self.side}, with digits from 1 to {self.side}, and dots for "
                     "blank cells"
                 )
-        return tuple(known[character] for character in cells)
+        return tuple(tokens[character] for character in cells)
 
     def _read_mazes(self, text: str) -> list[tuple[int, ...]]:
-        blocks: list[list[str]] = [[]]
-        for line in text.splitlines():
-            blocks.append([]) if not line.strip() else blocks[-1].append(line)
-        mazes = [self._maze(block) for block in blocks if block]
+        lines = text.splitlines()
+        blocks = _blocks(lines, lambda line: not line.strip())
+        if any(len(block) != self.side for block in blocks):
+            # A row of free cells alone looks blank, and editors may have dropped its spaces.
+            by_empty = _blocks(lines, lambda line: not line)
+            for others in (by_empty, _chunks(lines, self.side)):
+                if all(len(block) == self.side for block in others):
+                    blocks = others
+                    break
+        mazes = [self._maze(block) for block in blocks]
         if not mazes:
             raise ZooError("there is no maze in the text")
         return mazes
@@ -125,12 +129,9 @@ class Puzzle:
             raise ZooError(
                 f"a maze is written with # for walls, spaces, S and G, got {unknown[0]!r}"
             )
-        if joined.count("S") != 1 or joined.count("G") != 1:
-            raise ZooError(
-                f"a maze has one start S and one goal G, got {joined.count('S')} and "
-                f"{joined.count('G')}"
-            )
-        return tuple(CHARACTERS.index(c) + 1 for c in joined)
+        tokens = tuple(CHARACTERS.index(c) + 1 for c in joined)
+        _check_ends(tokens)
+        return tokens
 
     def check(self, tokens: Sequence[int]) -> Checked:
         """Return a puzzle with its solutions; raise `ZooError` if there is none."""
@@ -145,14 +146,15 @@ class Puzzle:
                 f"in row {b // n + 1}, column {b % n + 1}"
             )
         try:
-            found = solve_board(self.board, digits, _MOST_GUESSES).solutions
+            solutions = find_solutions(self.board, digits, _MOST_GUESSES)
         except TooHard:
             return Checked(tuple(tokens))
-        if not found:
+        if not solutions:
             raise ZooError("the Sudoku is impossible: no digits for the blank cells fit the givens")
-        return Checked(tuple(tokens), tuple(tuple(d + 1 for d in grid) for grid in found))
+        return Checked(tuple(tokens), tuple(tuple(d + 1 for d in grid) for grid in solutions))
 
     def _check_maze(self, tokens: Sequence[int]) -> Checked:
+        _check_ends(tokens)
         question = np.array(tokens, dtype=np.uint8).reshape(self.side, self.side)
         solution = solve_maze(question)
         if solution is None:
@@ -194,3 +196,27 @@ class Puzzle:
         if self.kind == "maze":
             return f"?{CHARACTERS}"[token]
         return "?" if not token else "." if token == 1 else str(token - 1)
+
+
+def _check_ends(maze: Sequence[int]) -> None:
+    """Raise `ZooError` unless a maze has one start and one goal."""
+    starts, goals = (list(maze).count(token) for token in (START, GOAL))
+    if (starts, goals) != (1, 1):
+        raise ZooError(f"a maze has one start S and one goal G, got {starts} and {goals}")
+
+
+def _blocks(lines: Sequence[str], separates: Callable[[str], bool]) -> list[list[str]]:
+    """Return the lines between those that separate mazes."""
+    groups = groupby(lines, separates)
+    return [list(group) for is_separator, group in groups if not is_separator]
+
+
+def _chunks(lines: Sequence[str], rows: int) -> list[list[str]]:
+    """Return mazes of so many rows each, with or without a blank line between them."""
+    chunks, k = [], 0
+    while k < len(lines):
+        chunks.append(list(lines[k : k + rows]))
+        k += rows
+        if k < len(lines) and not lines[k].strip() and (len(lines) - k) % rows:
+            k += 1
+    return chunks

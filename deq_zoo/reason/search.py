@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from deq_zoo.checks import check_fields
+from torchdeq import StopRule
 
 Halt = Literal["residual", "head", "both"]
 Choice = Literal["residual", "vote"]
@@ -23,7 +24,7 @@ class Search:
             frequent one.
         slots: puzzles that are solved at the same time, where one that has ended makes room for the
             next.
-        seed: of the starts.
+        seed: of the starts and of the noise; beside it, they depend on the puzzle alone.
     """
 
     halt: Halt = "residual"
@@ -35,3 +36,10 @@ class Search:
     def __post_init__(self) -> None:
         check_fields(self, 0, "restarts", "seed")
         check_fields(self, 1, "slots")
+
+
+def relative_tolerance(stop: StopRule) -> float:
+    """Return the relative tolerance of a stop rule, for halting by both; 0 without one."""
+    if stop.mode == "rel" and stop.tol:
+        return stop.tol
+    return stop.rtol or 0.0

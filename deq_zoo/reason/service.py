@@ -21,15 +21,15 @@ class PuzzleAnswers(Service[Reasoner]):
         Puzzle(model.facts)  # raises for a model of other puzzles
 
     def answer(self, values: Values) -> dict[str, Any]:
-        found = self.model.predict(values["puzzle"])
-        solved = found.prediction
+        out = self.model.predict(values["puzzle"])
+        solved = out.prediction
         return {
             "prediction": solved.answer,
             "valid": solved.valid,
             "right": solved.right,
             "head": solved.head,
             "attempts": solved.attempts,
-            **describe_stats(found.stats),
+            **describe_stats(out.stats),
         }
 
 

@@ -21,12 +21,17 @@ from torch import Tensor
 
 from deq_zoo.errors import DataError
 from deq_zoo.files import write_atomically
-from deq_zoo.reason.boards import BOARDS, Board, dig, draw_grid, solve_board
-from deq_zoo.reason.mazes import Maze, NoMaze, draw_mazes
-from deq_zoo.reason.symmetry import orbit
+from deq_zoo.reason.boards import BOARDS, Board, Grid, add_givens, dig, draw_grid, solve_board
+from deq_zoo.reason.mazes import PATH, NoMaze, draw_mazes
+from deq_zoo.reason.minimal import minimal_puzzles
+from deq_zoo.reason.symmetry import maze_orbit, orbit
 
 CACHE = "DEQ_ZOO_CACHE"  # the variable that names the folder of generated sets
-_VERSION = 1  # of the generators: raise it when they draw other puzzles
+VERSION = 2  # of the generators: raise it when they draw other puzzles, or split them otherwise
+# Of the hash that deals orbits out. Boards of six digits have 49 orbits, minimal puzzles of four
+# digits 36: with this salt val, test and train get 5, 10 and 34 of the first (12, 20 and 68 % of
+# all boards), and 4, 7 and 25 of the second (12, 24 and 64 % of the puzzles drawn).
+_SALT = 1501
 _SLOW = 2.0  # seconds from which a generated set is worth keeping
 _PATIENCE = 400  # draws for each puzzle that a split still lacks
 _log = logging.getLogger("deq_zoo")
@@ -89,8 +94,9 @@ def make_sudokus(
     """Return Sudokus with one solution each; no orbit is in two splits.
 
     The split of an orbit depends on the orbit alone, so sets of other seeds and sizes keep it. The
-    orbits are those of solved boards, or, with four digits, those of puzzles: of solved boards
-    there are only two.
+    orbits are those of solved boards, of which there are 49 with six digits. With four digits
+    there are only two: there, the orbits are those of minimal puzzles, from which no given can be
+    dropped, and every minimal puzzle within a puzzle is of the same split.
 
     Args:
         side: 4, 6 or 9 digits.
@@ -102,11 +108,14 @@ def make_sudokus(
     board = BOARDS[side]
     name = f"sudoku{side}-{'-'.join(map(str, sizes))}-{seed}-{extra}-{min_guesses}"
     draw = partial(_draw_sudoku, board, seed, extra, min_guesses)
-    return _kept(name, lambda: _fill(sizes, draw))
+    return _kept(name, lambda: _fill(sizes, board.cells, draw))
 
 
 def make_mazes(side: int, lengths: tuple[int, int], sizes: Sizes, seed: int) -> Splits:
-    """Return mazes with one path each; no maze is in two splits.
+    """Return mazes with one path each; no orbit is in two splits.
+
+    The orbit of a maze has its images under the symmetries of the square, and the same with start
+    and goal exchanged. The split depends on the orbit alone, as for Sudokus.
 
     Args:
         side: cells of a row, walls included.
@@ -115,38 +124,33 @@ def make_mazes(side: int, lengths: tuple[int, int], sizes: Sizes, seed: int) -> 
         seed: of all draws.
     """
 
-    def draw() -> Splits:
+    def make() -> Splits:
         source = draw_mazes(side, lengths, np.random.default_rng(seed), set())
+
+        def draw(number: int, needed: Needed) -> _Drawn:
+            question, answer = (tokens.ravel().tolist() for tokens in next(source))
+            split = split_of(maze_orbit(question))
+            return _Drawn(tuple(question), tuple(answer), answer.count(PATH) + 1, split)
+
         try:
-            parts = [[next(source) for _ in range(n)] for n in sizes]
+            return _fill(sizes, side**2, draw)
         except NoMaze as error:
             raise DataError(str(error)) from None
-        return Splits(*(_mazes(part, side) for part in parts))
 
     name = f"maze{side}-{lengths[0]}-{lengths[1]}-{'-'.join(map(str, sizes))}-{seed}"
-    return _kept(name, draw)
-
-
-def _mazes(mazes: list[Maze], side: int) -> PuzzleSet:
-    if not mazes:
-        empty = torch.zeros(0, side**2, dtype=torch.uint8)
-        return PuzzleSet.of(empty, empty)
-    tokens, labels = (
-        torch.from_numpy(np.stack([maze[k].ravel() for maze in mazes])) for k in range(2)
-    )
-    return PuzzleSet.of(tokens, labels, (labels == 5).sum(1) + 1)
+    return _kept(name, make)
 
 
 Needed = Callable[[str], bool]  # whether a split still needs puzzles
 
 
 class _Drawn(NamedTuple):
-    """A puzzle with its solution, its difficulty and its orbit."""
+    """The tokens of a puzzle and of its solution, its difficulty and its split."""
 
     question: tuple[int, ...]
     answer: tuple[int, ...]
-    guesses: int
-    orbit: tuple[int, ...]
+    rating: int
+    split: str
 
 
 def _draw_sudoku(
@@ -155,50 +159,68 @@ def _draw_sudoku(
     """Draw a puzzle that depends on the seed and its number; None if it is not needed."""
     rng = random.Random(f"sudoku {board.side} {seed} {number}")
     grid = draw_grid(board, rng)
-    by_grid = board.side > 4
-    key = orbit(board, grid) if by_grid else ()
-    if by_grid and not needed(split_of(key)):  # digging takes far longer than drawing
+    split = None if board.side == 4 else split_of(orbit(board, grid))
+    if split is not None and not needed(split):  # digging takes far longer than drawing
         return None
-    question = dig(board, grid, rng, rng.randint(0, extra))
+    question = add_givens(dig(board, grid, rng), grid, rng, rng.randint(0, extra))
+    if split is None:
+        split = _common_split(board, question, grid)
+        if split is None or not needed(split):
+            return None
     guesses = solve_board(board, question).guesses
     if guesses < min_guesses:
         return None
-    return _Drawn(question, grid, guesses, key if by_grid else orbit(board, question))
+    tokens, labels = (tuple(digit + 1 for digit in digits) for digits in (question, grid))
+    return _Drawn(tokens, labels, guesses, split)
+
+
+def _common_split(board: Board, question: Grid, grid: Grid) -> str | None:
+    """Return the split of all minimal puzzles within a puzzle; None if they differ."""
+    first = None
+    for each in minimal_puzzles(board, question, grid):
+        split = split_of(orbit(board, each))
+        first = first or split
+        if split != first:
+            return None
+    return first
 
 
 def split_of(key: tuple[int, ...]) -> str:
     """Return the split of an orbit: one in ten to val, two in ten to test, the rest to train."""
-    share = int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=4).digest(), "little")
-    return ("val", "test", "test")[share % 10] if share % 10 < 3 else "train"
+    salt = _SALT.to_bytes(2, "little")
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=4, salt=salt).digest()
+    share = int.from_bytes(digest, "little") % 10
+    return ("val", "test", "test")[share] if share < 3 else "train"
 
 
-def _fill(sizes: Sizes, draw: Callable[[int, Needed], _Drawn | None]) -> Splits:
+def _fill(sizes: Sizes, cells: int, draw: Callable[[int, Needed], _Drawn | None]) -> Splits:
     """Deal puzzles out until every split is full; no question comes twice in a split."""
-    found: dict[str, dict[tuple[int, ...], _Drawn]] = {"train": {}, "val": {}, "test": {}}
+    puzzles: dict[str, dict[tuple[int, ...], _Drawn]] = {"train": {}, "val": {}, "test": {}}
     wanted = sizes._asdict()
 
     def needed(part: str) -> bool:
         size: int = wanted[part]
-        return len(found[part]) < size
+        return len(puzzles[part]) < size
 
     for number in range(_PATIENCE * max(1, sum(sizes))):
         if not any(map(needed, wanted)):
-            return Splits(*(_sudokus(list(found[name].values())) for name in wanted))
+            return Splits(*(_as_set(list(puzzles[name].values()), cells) for name in wanted))
         drawn = draw(number, needed)
-        if drawn is not None and needed(split_of(drawn.orbit)):
-            found[split_of(drawn.orbit)].setdefault(drawn.question, drawn)
-    have = {name: len(puzzles) for name, puzzles in found.items()}
+        if drawn is not None and needed(drawn.split):
+            puzzles[drawn.split].setdefault(drawn.question, drawn)
+    have = {name: len(part) for name, part in puzzles.items()}
     raise DataError(
         f"there are too few different puzzles: found {have} of {wanted}; ask for fewer, or easier "
         "ones"
     )
 
 
-def _sudokus(drawn: list[_Drawn]) -> PuzzleSet:
+def _as_set(drawn: list[_Drawn], cells: int) -> PuzzleSet:
     tokens, labels = (
-        torch.tensor([each[k] for each in drawn], dtype=torch.uint8).add_(1) for k in range(2)
+        torch.tensor([each[k] for each in drawn], dtype=torch.uint8).view(-1, cells)
+        for k in range(2)
     )
-    return PuzzleSet.of(tokens, labels, torch.tensor([each.guesses for each in drawn]))
+    return PuzzleSet.of(tokens, labels, torch.tensor([each.rating for each in drawn]))
 
 
 def cache_folder() -> Path:
@@ -211,7 +233,7 @@ def cache_folder() -> Path:
 
 def _kept(name: str, make: Callable[[], Splits]) -> Splits:
     """Return a set from the cache, or make it; one that took long is kept."""
-    path = cache_folder() / "reason" / f"{name}-v{_VERSION}.safetensors"
+    path = cache_folder() / "reason" / f"{name}-v{VERSION}.safetensors"
     try:
         return _unpack(load(path.read_bytes()))
     except FileNotFoundError:

@@ -46,9 +46,9 @@ def _open_files(task: SolvePuzzles, sizes: Sizes) -> Splits:
     order = torch.randperm(groups, generator=generator("choice", task.data_seed))
     if sizes.val >= groups:
         raise DataError(f"val_puzzles={sizes.val} leaves none of {groups} puzzles to train with")
-    held, rest = order[: sizes.val], order[sizes.val :]
+    val, rest = order[: sizes.val], order[sizes.val :]
     rest = rest[: sizes.train] if sizes.train else rest
-    first = train.take(train.groups[held])  # the originals: variants of a group come after it
+    first = train.take(train.groups[val])  # the originals: variants of a group come after it
     tested = torch.arange(min(len(test), sizes.test or len(test)))
     return Splits(_take_groups(train, rest), first, test.take(tested))
 
@@ -70,11 +70,13 @@ def _check_fits(data: PuzzleSet, task: SolvePuzzles) -> None:
             f"the puzzles of {task.data_dir} have {data.tokens.shape[1]} cells: set "
             f"net.cells={data.tokens.shape[1]}, got {net.cells}"
         )
-    if len(data) and int(data.tokens.max()) >= net.vocab:
-        raise DataError(
-            f"the puzzles of {task.data_dir} have tokens up to {int(data.tokens.max())}: raise "
-            f"net.vocab, got {net.vocab}"
-        )
+    for name, numbers in (("tokens", data.tokens), ("labels", data.labels)):
+        if len(data) and int(numbers.max()) >= net.vocab:
+            row = int((numbers >= net.vocab).any(1).nonzero()[0])
+            raise DataError(
+                f"the puzzles of {task.data_dir} have {name} up to {int(numbers.max())}, the first "
+                f"in row {row} of those that were chosen: raise net.vocab, got {net.vocab}"
+            )
     if len(data) and net.puzzle_width and int(data.ids.max()) >= net.puzzle_ids:
         raise DataError(
             f"the puzzles of {task.data_dir} have identifiers up to {int(data.ids.max())}: raise "

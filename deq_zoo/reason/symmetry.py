@@ -1,10 +1,11 @@
-"""Symmetries of Sudoku boards: orbits that are held out whole, and augmentation."""
+"""Symmetries of Sudoku boards and mazes: orbits that are held out whole, and augmentation."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
 from itertools import combinations, permutations, product
+from math import isqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deq_zoo.reason.boards import Board
+from deq_zoo.reason.mazes import GOAL, START
 
 Array = NDArray[np.int64]
 
@@ -62,7 +64,8 @@ def augment(board: Board, grids: Sequence[Tensor], rng: torch.Generator) -> list
 
     Args:
         board: their board.
-        grids: e.g. questions and answers, which are changed alike. A token is a digit + 1.
+        grids: e.g. questions and answers, which are changed alike. A token is a digit + 1; a
+            negative label, of a cell that is not scored, moves with its cell.
         rng: of the symmetries.
     """
     n, b = board.side, len(grids[0])
@@ -78,7 +81,9 @@ def augment(board: Board, grids: Sequence[Tensor], rng: torch.Generator) -> list
         grid = torch.where(flipped, grid.mT, grid)
         grid = grid.gather(1, rows[:, :, None].expand(b, n, n))
         grid = grid.gather(2, columns[:, None, :].expand(b, n, n))
-        changed.append(digits.gather(1, grid.flatten(1)).to(tokens.dtype))
+        cells = grid.flatten(1)
+        renamed = digits.gather(1, cells.clamp_min(0))
+        changed.append(torch.where(cells < 0, cells, renamed).to(tokens.dtype))
     return changed
 
 
@@ -103,6 +108,18 @@ def orbit(board: Board, grid: Sequence[int]) -> tuple[int, ...]:
     images = cells[_cell_orders(board)]  # (symmetries, cells)
     rows = _relabel(images, board.side).astype(np.uint8).tobytes()
     return tuple(min(rows[k : k + board.cells] for k in range(0, len(rows), board.cells)))
+
+
+def maze_orbit(question: Sequence[int]) -> tuple[int, ...]:
+    """Return a key that a maze shares with its images under the symmetries of the square.
+
+    It is the least of these images, and of those with start and goal exchanged.
+    """
+    maze = np.asarray(question, dtype=np.uint8)
+    maze = maze.reshape(isqrt(len(maze)), -1)
+    swapped = np.where(maze == START, GOAL, np.where(maze == GOAL, START, maze)).astype(np.uint8)
+    images = [np.rot90(each, k) for m in (maze, swapped) for each in (m, m.T) for k in range(4)]
+    return tuple(min(np.ascontiguousarray(image).tobytes() for image in images))
 
 
 @cache

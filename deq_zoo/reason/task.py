@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -34,7 +35,8 @@ from deq_zoo.reason.prediction import predict_files
 from deq_zoo.reason.puzzles import puzzle_facts
 from deq_zoo.reason.reasoned import Reasoned
 from deq_zoo.reason.search import Search
-from deq_zoo.reason.sets import PuzzleSet, Sizes, Splits
+from deq_zoo.reason.sets import VERSION, PuzzleSet, Sizes, Splits
+from deq_zoo.reason.settings import check_settings
 from deq_zoo.reason.sources import Source, open_splits
 from deq_zoo.reason.symmetry import augment
 from deq_zoo.task import (
@@ -52,6 +54,8 @@ from deq_zoo.task import (
 )
 from deq_zoo.uses import GRADIENT, SOLVE
 from torchdeq import DEQConfig
+
+_log = logging.getLogger("deq_zoo")
 
 
 @dataclass(frozen=True)
@@ -124,43 +128,7 @@ class SolvePuzzles(Task):
             raise ValueError(f"paths must be two numbers, the lower one first, got {self.paths}")
         if self.deq.f_max_iter < 1 and self.gradient != "deq":
             raise ValueError(f"f_max_iter must be at least 1 with gradient={self.gradient}, got 0")
-        self._check_board()
-        self._check_effects()
-
-    def _check_effects(self) -> None:
-        """Raise `ValueError` for settings that would have no effect."""
-        generated = self.data.startswith("sudoku")
-        if self.extra_givens and not generated:
-            raise ValueError(
-                f"extra_givens would have no effect with data={self.data}: set it to 0"
-            )
-        if self.min_rating and not (generated or self.data == "csv"):
-            raise ValueError(f"min_rating would have no effect with data={self.data}: set 0")
-        if self.depth and self.evaluation != "recursion":
-            raise ValueError(
-                f"depth would have no effect with evaluation={self.evaluation}: set "
-                "eval_f_max_iter instead, and depth to 0"
-            )
-        if self.solve_noise == "frozen" and (self.net.kind != "eqr" or not self.net.noise):
-            raise ValueError(
-                "solve_noise=frozen would have no effect: only EqR with net.noise above 0 has noise"
-            )
-
-    def _check_board(self) -> None:
-        """Raise `ValueError` for a network of another board than the generated puzzles."""
-        kind, net = self.data, self.net
-        if kind.startswith("sudoku"):
-            side = int(kind.removeprefix("sudoku"))
-            if (net.cells, net.vocab) != (side**2, side + 2):
-                raise ValueError(
-                    f"data={kind} needs net.cells={side**2} and net.vocab={side + 2}, got "
-                    f"{net.cells} and {net.vocab}"
-                )
-        if kind == "maze" and (isqrt(net.cells) ** 2 != net.cells or net.vocab != 6):
-            raise ValueError(
-                "data=maze needs net.cells to be the square of a side and net.vocab=6, got "
-                f"{net.cells} and {net.vocab}"
-            )
+        check_settings(self)
 
     @property
     def uses(self) -> frozenset[str]:
@@ -169,6 +137,12 @@ class SolvePuzzles(Task):
     @property
     def reads_data_dir(self) -> bool:
         return self.data in ("folder", "csv")
+
+    @property
+    def validation_settings(self) -> frozenset[str]:
+        if not self.reads_data_dir:  # the split of a generated puzzle follows from its orbit
+            return frozenset()
+        return frozenset({"val_puzzles", "data_seed", "min_rating"})
 
     @cached_property
     def _splits(self) -> Splits:
@@ -188,7 +162,11 @@ class SolvePuzzles(Task):
         return self._splits.test
 
     def facts(self) -> dict[str, Any]:
-        return puzzle_facts(self.net)
+        if self.reads_data_dir:
+            named = self.data_dir is not None
+            return puzzle_facts(self.net, self.train_set.labels if named else None)
+        kind = "maze" if self.data == "maze" else "sudoku"
+        return {"puzzle": kind, "side": isqrt(self.net.cells), "splits": VERSION}
 
     def build(self, facts: Mapping[str, Any] | None = None) -> Reasoner:
         model = Reasoner(self.net, self.deq, self.gradient, self.decay, self.solve_noise)
@@ -226,16 +204,16 @@ class SolvePuzzles(Task):
         return first + (share * (after - first)).long()
 
     def loss(self, model: Any, batch: Sequence[Tensor], carry: Any) -> Loss:
-        held = refill(None if carry is None else as_carry(carry), Puzzles(*batch))
-        tokens, labels, ids = held.puzzles
-        out: Reasoned = model(tokens, held.states, ids=ids, fresh=held.halted)
+        filled = refill(None if carry is None else as_carry(carry), Puzzles(*batch))
+        tokens, labels, ids = filled.puzzles
+        out: Reasoned = model(tokens, filled.states, ids=ids, fresh=filled.halted)
         assert out.q is not None
         target = None
         if out.next_q is not None:
-            target = value_of_going_on(out.next_q, held.steps, self.net)
+            target = value_of_going_on(out.next_q, filled.steps, self.net)
         losses = compute_losses(out.prediction, out.q, labels, target, self.cell_loss)
-        drawn = Exploration.draw(held.steps, max(2, self.net.max_steps))
-        carried = advance(held, out.state, out.q, self.net, drawn)
+        drawn = Exploration.draw(filled.steps, max(2, self.net.max_steps))
+        carried = advance(filled, out.state, out.q, self.net, drawn)
         metrics = self._metrics(out, labels, losses.right, carried)
         return Loss(losses.total / len(tokens), metrics, out.stats, carried)
 
@@ -258,6 +236,11 @@ class SolvePuzzles(Task):
     def evaluate(self, model: Any, split: Split, thorough: bool = False) -> Evaluation:
         data = self.test_set if split == "test" else self.val_set
         assert data is not None, "the training loop asks for no score without validation data"
+        if not self.reads_data_dir and model.facts and model.facts.get("splits") != VERSION:
+            _log.warning(
+                "this model was not trained on the splits that this version draws: unless it was "
+                "trained on other data, it has seen puzzles that are scored now; train it again"
+            )
         return evaluate_puzzles(self, model, data, thorough)
 
     def pictures(self, model: Any) -> list[Picture]:

@@ -98,3 +98,26 @@ def test_a_tensor_is_no_vote() -> None:
     )  # fmt: skip
     (result,) = stream.run([Request(torch.zeros(1))])
     assert "choose must return" in str(result.error)
+
+
+@pytest.mark.parametrize(
+    ("stop", "winner"),
+    [
+        (StopRule(1, 1e-6), 1.0),
+        (StopRule(1, 1e-6, mode="rel"), 100.0),
+        (StopRule(1, None, mode="rel", return_final=True), 100.0),
+        (StopRule(1, None, rtol=1e-6, atol=1e-9), 100.0),
+        (StopRule(1, None, rtol=0.0, atol=1e-6), 1.0),
+    ],
+)
+def test_attempts_are_compared_in_the_measure_of_the_stop_rule(
+    stop: StopRule, winner: float
+) -> None:
+    """The state at 100 moves further than that at 1, but by a smaller share of its size."""
+    stream = Stream(
+        lambda z: torch.stack((z[:, 0], z[:, 1], z[:, 1] + z[:, 2]), dim=1),
+        slots=1, solver=FixedPointIter(), stop=stop, restarts=1,
+        restart=lambda one, attempt: torch.tensor([100.0, 0.5, 0.0]),
+    )  # fmt: skip
+    (result,) = stream.run([Request(torch.tensor([1.0, 0.1, 0.0]))])
+    assert float(result.z[0]) == winner

@@ -244,7 +244,7 @@ def choose_stream() -> str:
         if r["way"] == "correction, near starts" and not r["tolerance"]
     }  # fmt: skip
     halts = {row["halt"]: row for row in read("recorded/reason_halting")["rows"]}
-    head, both = halts["the head"], halts["both"]
+    head, residual = halts["the head"], halts["the residual"]
     rows = [
         ["few hard samples among many easy ones", "stream", _load("conv, 1 hard in 64"), STREAMS],
         ["passages of a text, unequally hard", "stream", _load("lm-quick, passages"), STREAMS],
@@ -253,9 +253,11 @@ def choose_stream() -> str:
         ["frames of a video", "start from the last state",
          f"error with 2 evaluations and the last state {films[True, 2]:.2f}, with 12 from zero "
          f"{films[False, 12]:.2f}", _family("flow")],
-        ["a learnt halting signal", "stream; halt by the head for speed, by both for accuracy",
+        ["a learnt halting signal",
+         "stream; halt by the head for speed, by the residual for accuracy",
          f"{head['exact']:.1f} % exact with {head['evaluations']:.1f} evaluations, "
-         f"{both['exact']:.1f} % with {both['evaluations']:.1f}", _family("reason", "inference")],
+         f"{residual['exact']:.1f} % with {residual['evaluations']:.1f}",
+         _family("reason", "inference")],
         ["requests that come one by one", "`deq-zoo serve`",
          f"{NOTHING} is kept; `python -m benchmarks.serving --save` makes it",
          "[serving](serving.md)"],

@@ -129,7 +129,7 @@ def front_families() -> str:
         "reason": (
             "[HRM, TRM, EqR](deq_zoo/reason/README.md): puzzles",
             "deq-zoo train reason-quick",
-            f"{solved:.0f} % of 200 Sudokus of 4 x 4, with restarts",
+            f"{solved:.1f} % of 200 Sudokus of 4 x 4, with restarts",
             _published("reason-trm-sudoku", "% of Sudoku-Extreme"),
         ),
     }

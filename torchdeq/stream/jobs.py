@@ -216,7 +216,7 @@ class Jobs:
                 self._again.append(job)
                 return []
             if attempt.status in UNSOLVED or late:
-                attempt = choose_result(job.results, retry.choose)
+                attempt = choose_result(job.results, retry.choose, job.rule)
                 attempt = replace(attempt, status=StreamStatus.TIME_LIMIT) if late else attempt
         except Exception as error:
             attempt = self._failed(job, error)

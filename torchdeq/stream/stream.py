@@ -58,8 +58,8 @@ class Stream:
             convergence, for `attempt` 1, 2, ...
         restarts: further attempts of a request, at most.
         choose: the result if no attempt converged: `"residual"` takes that with the lowest
-            residual; a function of a `Result` returns what this result votes for, such as a number
-            or a tuple of numbers, and the most frequent vote wins.
+            residual, as `stop` measures it; a function of a `Result` returns what this result votes
+            for, such as a number or a tuple of numbers, and the most frequent vote wins.
         time_limit: seconds for each request, from its acceptance; None for no limit.
         ahead: requests that may wait: those of `submit` for a slot, and results of an ordered `run`
             for an earlier one. Four times `slots` if None.

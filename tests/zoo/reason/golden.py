@@ -25,7 +25,7 @@ def config_of(published: dict[str, Any], kind: str) -> ReasonConfig:
         cells=published["seq_len"],
         vocab=published["vocab_size"],
         width=published["hidden_size"],
-        heads=published["num_heads"],
+        heads=8 if published.get("mlp_t") else published["num_heads"],
         blocks=published["L_layers"],
         answer_blocks=published["H_layers"],
         mixer="mlp" if published.get("mlp_t") else "attention",

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from deq_zoo.reason.core import States
 from deq_zoo.reason.model import Reasoner
+from deq_zoo.reason.search import Search
 from tests.zoo.reason.nets import SETTLING, make_model, make_tokens, noisy
 
 SOLVERS = ("fixed_point_iter", "anderson", "broyden")
@@ -46,7 +47,7 @@ def test_every_solver_finds_the_limit_of_the_recursion(solver: str) -> None:
 
 
 def test_the_implicit_gradient_is_that_of_a_dense_solve() -> None:
-    net = replace(SETTLING, width=4, cells=4, heads=1)
+    net = replace(SETTLING, width=4, cells=4)
     deq = {"ift": True, "b_solver": "gmres", "b_max_iter": 200, "b_tol": 1e-13, **TIGHT}
     model = make_model(net, gradient="deq", deq=deq).train()
     tokens, seen = make_tokens(1, net), list[Any]()
@@ -133,11 +134,11 @@ def test_frozen_noise_has_a_fixed_point_and_fresh_noise_has_none() -> None:
     frozen = make_model(noisy(), solve_noise="frozen").eval()
     still = make_model(noisy(), solve_noise="off").eval()
     start = frozen.start(3)
-    torch.manual_seed(1)
-    one = frozen(tokens, start)
+    before = torch.random.get_rng_state()
+    one, again = frozen(tokens, start), frozen(tokens, start)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    frozen.search = Search(seed=1)
     other = frozen(tokens, start)
-    torch.manual_seed(1)
-    again = frozen(tokens, start)
     assert one.stats is not None
     assert bool(one.stats.converged.all())
     assert torch.equal(one.prediction, again.prediction)
@@ -157,12 +158,13 @@ def test_the_noise_of_training_is_fresh_in_every_step() -> None:
     longer = make_model(noisy(), deq={"f_max_iter": 3}, solve_noise="frozen").train()
     out = longer(tokens, start)
     assert out.stats is not None
-    assert out.stats.nfe == 2  # and one more with a graph
+    assert out.stats.nfe == 3  # two of the solve, and one with a graph
+    assert not torch.equal(out.prediction, longer(tokens, start).prediction)
 
 
 @torch.no_grad()
 def test_the_spectral_radius_at_the_answer_is_that_of_the_jacobian() -> None:
-    net = replace(SETTLING, width=4, cells=4, heads=1)
+    net = replace(SETTLING, width=4, cells=4)
     model = make_model(net).eval()
     tokens = make_tokens(1, net)
     out = model(tokens, model.start(1), sradius_mode=True)
@@ -198,12 +200,60 @@ def test_half_precision_leaves_no_weight_without_gradient() -> None:
     [
         (torch.ones(2, 9, dtype=torch.long), ValueError),
         (torch.ones(2, 16), TypeError),
+        (torch.ones(2, 16, dtype=torch.bool), TypeError),
+        (torch.ones(2, 16, dtype=torch.complex64), TypeError),
         (torch.full((1, 16), 6), ValueError),
     ],
 )
 def test_tokens_of_another_kind_are_errors(tokens: Tensor, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"\(batch, 16\)|whole numbers|0 to 5"):
         make_model()(tokens)
+
+
+@torch.no_grad()
+def test_tokens_of_every_integer_type_are_numbers_and_no_mask() -> None:
+    model, tokens = (
+        make_model(replace(SETTLING, puzzle_width=8, puzzle_ids=3)).eval(),
+        make_tokens(),
+    )
+    ids, start = torch.tensor([2, 0, 1]), model.start(3)
+    expected = model(tokens, start, ids=ids).prediction
+    for dtype in (torch.uint8, torch.int8, torch.int32):
+        found = model(tokens.to(dtype), start, ids=ids.to(dtype)).prediction
+        assert torch.equal(found, expected)
+        assert torch.equal(model.inject(tokens.to(dtype)), model.inject(tokens))
+    with pytest.raises(TypeError, match="ids must be whole numbers"):
+        model(tokens, start, ids=ids > 0)
+
+
+def test_states_of_another_batch_are_an_error() -> None:
+    model, tokens = make_model(), make_tokens(2)
+    for start in (model.start(1), States(model.start(2).y, model.start(2).z[:, :1])):
+        for mode in (True, False):
+            with pytest.raises(ValueError, match=r"two tensors \(2, 16, 8\)"):
+                model.train(mode)(tokens, start)
+        with pytest.raises(ValueError, match="two tensors"):
+            model.recurse(tokens, 1, start)
+    with pytest.raises(ValueError, match=r"two tensors \(1, 16, 8\)"):
+        model.predict("1.....3..4....2.", model.start(2))
+
+
+@pytest.mark.parametrize("position", ["rope", "rope2d"])
+def test_a_model_trains_after_inference(position: Any) -> None:
+    net = replace(SETTLING, mixer="attention", heads=2, position=position)
+    model, tokens = make_model(net), make_tokens()
+    with torch.inference_mode():
+        model.eval()(tokens)
+    probe(model.train()(tokens).prediction).backward()
+
+
+def test_matrices_inside_and_outside_the_equilibrium_differ_in_kind() -> None:
+    model = make_model(replace(SETTLING, puzzle_width=8))
+    kinds = {name: model.weight_kind(name) for name, _ in model.named_parameters()}
+    assert kinds.pop("core.lm_head.weight") == kinds.pop("core.q_head.weight") == "matrix"
+    inside = {kind for name, kind in kinds.items() if "L_level" in name}
+    outside = {kind for name, kind in kinds.items() if "L_level" not in name}
+    assert (inside, outside) == ({"core_matrix"}, {"vector"})
 
 
 @pytest.mark.parametrize(
@@ -219,6 +269,13 @@ def test_tokens_of_another_kind_are_errors(tokens: Tensor, error: type[Exception
         ({"step_share": 0.0}, "step_share"),
         ({"exploration": 2.0}, "exploration"),
         ({"noise": -1.0}, "noise"),
+        ({"expansion": 0.0}, "positive finite"),
+        ({"expansion": float("nan")}, "positive finite"),
+        ({"expansion": float("inf")}, "positive finite"),
+        ({"kind": "trm", "noise": 0.2}, "noise=0.2 would have no effect with kind=trm"),
+        ({"kind": "trm", "step_share": 0.5}, "step_share=0.5 would have no effect"),
+        ({"heads": 2}, "heads=2 would have no effect with mixer=mlp"),
+        ({"kind": "trm", "heads": 2}, "heads=2 would have no effect with mixer=mlp"),
     ],
 )
 def test_shapes_that_cannot_be_built_are_errors(options: dict[str, Any], complaint: str) -> None:

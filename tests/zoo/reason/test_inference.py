@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from deq_zoo.errors import ZooError
 from deq_zoo.reason.choice import (
@@ -17,7 +20,8 @@ from deq_zoo.reason.choice import (
     vote,
 )
 from deq_zoo.reason.evaluation import ranking
-from deq_zoo.reason.inference import find_answers, start_of
+from deq_zoo.reason.inference import find_answers
+from deq_zoo.reason.keyed import draw_frozen_noise, draw_starts, recursion_noise
 from deq_zoo.reason.model import Reasoner
 from deq_zoo.reason.search import Search
 from tests.golden import assert_matches, load_facts, load_tensors, select
@@ -40,7 +44,8 @@ def test_a_stream_gives_each_puzzle_the_answer_of_a_solve_of_its_own() -> None:
     search = Search(slots=3)
     answers = list(find_answers(model, tokens, search))
     for place, answer in enumerate(answers):
-        alone = model(tokens[place : place + 1], start_of(model, search, place, 0))
+        row = tokens[place : place + 1]
+        alone = model(row, draw_starts(model, row, search.seed))
         assert torch.equal(answer.tokens, alone.prediction[0].argmax(-1))
         assert answer.status is StreamStatus.CONVERGED
         assert answer.evaluations == int(alone.stats["nstep"][0])
@@ -93,7 +98,7 @@ def test_the_most_frequent_answer_wins_if_no_attempt_converges() -> None:
     for place, answer in enumerate(find_answers(model, tokens, search)):
         assert answer.attempts == 7
         row = tokens[place : place + 1]
-        solves = [model(row, start_of(model, search, place, k)) for k in range(7)]
+        solves = [model(row, draw_starts(model, row, search.seed, k)) for k in range(7)]
         votes = Counter(tuple(out.prediction[0].argmax(-1).tolist()) for out in solves)
         assert votes[tuple(answer.tokens.tolist())] == max(votes.values())
 
@@ -108,8 +113,45 @@ def test_noise_is_frozen_for_each_puzzle_of_a_stream() -> None:
         assert a.evaluations == b.evaluations
 
 
+def test_starts_and_noise_depend_on_the_puzzle_alone() -> None:
+    model, tokens = make_model(noisy(0.3), solve_noise="frozen").eval(), make_tokens(4)
+    before = torch.random.get_rng_state()
+    turned = tokens.flip(0)
+    for a, b in zip(draw_starts(model, tokens, 3), draw_starts(model, turned, 3), strict=True):
+        assert torch.equal(a, b.flip(0))
+    (eps,), (same,) = (draw_frozen_noise(model, t, 3) for t in (tokens, turned))
+    assert torch.equal(eps, same.flip(0))
+    h = torch.zeros(4, 16, 8)
+    one, other = recursion_noise(tokens, 3), recursion_noise(turned, 3)
+    first = one(h)
+    assert torch.equal(first, other(h).flip(0))
+    assert torch.equal(one(h), other(h).flip(0))
+    assert not torch.equal(one(h), first)
+    assert not torch.equal(recursion_noise(tokens, 4)(h), first)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_noise_of_the_recursion_is_standard_normal(dtype: torch.dtype) -> None:
+    noise = recursion_noise(make_tokens(8), 0)
+    h = torch.zeros(8, 50, 100, dtype=dtype)
+    drawn = [noise(h) for _ in range(2)]
+    assert all(eps.dtype == dtype for eps in drawn)
+    first, second = (eps.double().flatten(1) for eps in drawn)
+    both = torch.stack((first, second)).flatten()
+    assert abs(float(both.mean())) < 0.02
+    assert float(both.var()) == pytest.approx(1, abs=0.02)
+    assert float((both**4).mean()) == pytest.approx(3, abs=0.15)
+    related = torch.corrcoef(torch.cat((first, second)))  # of puzzles and of steps
+    assert float((related - torch.eye(16, dtype=torch.float64)).abs().max()) < 0.06
+    neighbours = torch.corrcoef(torch.stack((first[:, 1:].flatten(), first[:, :-1].flatten())))
+    assert abs(float(neighbours[0, 1])) < 0.02
+
+
 def test_searches_that_cannot_work_are_errors() -> None:
     tokens = make_tokens(1)
+    with pytest.raises(ZooError, match="evaluation mode"):
+        next(find_answers(make_model().train(), tokens, Search()))
     trm = make_model(replace(SETTLING, kind="trm")).eval()
     with pytest.raises(ZooError, match="random starts"):
         next(find_answers(trm, tokens, Search(restarts=1)))
@@ -172,3 +214,36 @@ def test_residuals_rank_right_answers_before_wrong_ones() -> None:
     assert ranking(residual, torch.tensor([True, True, False, False])) == 1.0
     assert ranking(residual, torch.tensor([True, False, True, False])) == 0.75
     assert ranking(residual, torch.tensor([False] * 4)) == 0.5
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the size of the largest tensor that an operation returns."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for t in tree_leaves(out):
+            self.numbers = max(self.numbers, t.numel() if isinstance(t, Tensor) else 0)
+        return out
+
+
+def test_the_ranking_is_that_of_all_pairs_without_their_memory() -> None:
+    rng = torch.Generator().manual_seed(1)
+    residual = torch.randint(0, 40, (300,), generator=rng).double()  # many equal ones
+    right = torch.rand(300, generator=rng) < 0.4
+    with Largest() as largest:
+        found = ranking(residual, right)
+    assert largest.numbers <= 300
+    pairs = [
+        1.0 if a < b else 0.5 if a == b else 0.0
+        for a in residual[right].tolist()
+        for b in residual[~right].tolist()
+    ]
+    assert found == pytest.approx(sum(pairs) / len(pairs))
+
+
+def test_a_residual_that_is_nan_ranks_like_infinity() -> None:
+    residual = torch.tensor([0.1, torch.nan, torch.inf, torch.nan])
+    assert ranking(residual, torch.tensor([True, True, False, False])) == 0.75
+    assert ranking(residual, torch.tensor([True, False, True, False])) == 0.75

@@ -12,11 +12,14 @@ import torch
 from deq_zoo.checkpoint import Checkpoint
 from deq_zoo.errors import CheckpointError, DataError, ZooError
 from deq_zoo.evaluate import evaluate
-from deq_zoo.preset import find_preset
+from deq_zoo.evaluation_settings import check_evaluation_settings
+from deq_zoo.preset import Preset, find_preset
 from deq_zoo.reason.carry import Carry, Puzzles, refill, split_carries
 from deq_zoo.reason.convert import from_authors, pick_state, to_authors
 from deq_zoo.reason.core import States
 from deq_zoo.reason.optim import AdamATan2, ATan2, PuzzleRows
+from deq_zoo.reason.search import Search
+from deq_zoo.reason.sets import VERSION
 from deq_zoo.reason.task import SolvePuzzles
 from deq_zoo.task import Shard
 from tests.golden import FOLDER
@@ -98,6 +101,28 @@ def test_all_ways_of_evaluation_have_the_same_metrics(how: Any) -> None:
     assert evaluate(task, model, "test", thorough=False).metrics == found.metrics
 
 
+@pytest.mark.parametrize("how", ["recursion", "solver", "stream"])
+def test_metrics_do_not_depend_on_the_batch_and_leave_the_generator_alone(how: Any) -> None:
+    torch.manual_seed(0)
+    net = replace(SETTLING, noise=0.05)
+    noise = "off" if how == "recursion" else "frozen"
+    task = replace(TASK, net=net, evaluation=how, solve_noise=noise)
+    model = task.build().double().eval()
+    before = torch.random.get_rng_state()
+    metrics = [
+        evaluate(replace(task, eval_batch=n), model, "test", thorough=True).metrics for n in (3, 8)
+    ]
+    assert metrics[0] == pytest.approx(metrics[1], rel=1e-9)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_puzzle_that_does_not_converge_has_spent_the_budget() -> None:
+    torch.manual_seed(0)
+    deq = TASK.deq.with_options(f_tol=1e-12, eval_f_max_iter=7, f_solver="anderson")
+    task = replace(TASK, net=SETTLING, evaluation="solver", deq=deq)
+    assert evaluate(task, task.build(), "test", thorough=False).metrics["evaluations"] == 7
+
+
 ATTENTION = {"mixer": "attention", "heads": 2, "position": "rope", "slots": 2}
 
 
@@ -121,7 +146,8 @@ def test_every_kind_and_every_gradient_trains(net: Any, options: dict[str, Any])
     torch.manual_seed(0)
     deq = {name: getattr(TASK.deq, name) for name in TASK.deq.given} | options.get("deq", {})
     shape = replace(TASK.net, **net)
-    task = replace(TASK, net=shape, **{**options, "deq": DEQConfig(**deq)})
+    search = replace(TASK.search, restarts=1 if shape.kind == "eqr" else 0)
+    task = replace(TASK, net=shape, search=search, **{**options, "deq": DEQConfig(**deq)})
     model = task.build().train()
     optimizer = SMOKE.optim.make(model.parameters())
     carry: Any = None
@@ -156,6 +182,15 @@ def test_evaluation_uses_the_average_of_the_weights() -> None:
     assert without.body is without.core
 
 
+def test_an_average_that_is_not_finite_is_an_error() -> None:
+    model = TASK.build()
+    assert model.average is not None
+    with torch.no_grad():
+        model.average.lm_head.weight[0, 0] = torch.nan
+    with pytest.raises(ZooError, match=r"average\.lm_head\.weight holds NaN"):
+        evaluate(TASK, model, "test", thorough=False)
+
+
 def test_options_of_the_gradient_count_only_where_the_deq_differentiates() -> None:
     with pytest.raises(ZooError, match="grad would have no effect"):
         SMOKE.with_deq(grad=[3])
@@ -175,6 +210,16 @@ def test_options_of_the_gradient_count_only_where_the_deq_differentiates() -> No
         ({"data": "folder", "min_rating": 1, "extra_givens": 0}, "min_rating would have no"),
         ({"data": "folder"}, "extra_givens would have no effect"),
         ({"net": replace(TASK.net, noise=0.0), "solve_noise": "frozen"}, "only EqR"),
+        ({"net": replace(TASK.net, kind="trm")}, r"set search\.restarts=0 too"),
+        ({"search": Search(halt="both"), "deq": DEQConfig(f_max_iter=1)}, "relative tolerance"),
+        (
+            {"evaluation": "stream", "deq": DEQConfig(f_max_iter=1, f_solver="newton_krylov")},
+            "cannot work with f_solver=newton_krylov",
+        ),
+        ({"puzzles": 0}, "puzzles to at least 1"),
+        ({"test_puzzles": 0}, "test_puzzles to at least 1"),
+        ({"min_rating": 1}, "no Sudoku of four digits"),
+        ({"paths": (3, 9)}, "paths would have no effect"),
     ],
 )
 def test_settings_that_do_not_fit_are_errors(options: dict[str, Any], complaint: str) -> None:
@@ -182,6 +227,13 @@ def test_settings_that_do_not_fit_are_errors(options: dict[str, Any], complaint:
         options["net"] = replace(TASK.net, vocab=7)
     with pytest.raises(ValueError, match=complaint):
         replace(TASK, **options)
+
+
+def test_a_stream_evaluates_other_kinds_without_restarts() -> None:
+    task = replace(
+        TASK, net=replace(TASK.net, kind="trm"), search=Search(slots=3), evaluation="stream"
+    )
+    assert evaluate(task, task.build(), "test", thorough=False).solver.samples == 8
 
 
 class TestFiles:
@@ -221,8 +273,52 @@ class TestFiles:
         small = replace(task, net=replace(task.net, cells=16))
         with pytest.raises(DataError, match=r"net\.cells=81"):
             _ = small.train_set
+        fewer = replace(task, net=replace(task.net, vocab=10))
+        with pytest.raises(DataError, match=r"in row \d+ of .*: raise net\.vocab"):
+            _ = fewer.train_set
         with pytest.raises(DataError, match="data-dir"):
             _ = replace(task, data_dir=None).train_set
+
+
+def test_small_mazes_are_no_sudokus(tmp_path: Path) -> None:
+    maze = "source,question,answer,rating\na,#####S  ##G ####,#####So ##G ####,3\n"
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.csv").write_text(maze)
+    options: dict[str, Any] = {"data": "csv", "data_dir": str(tmp_path), "extra_givens": 0}
+    task = replace(TASK, **options, val_puzzles=0, batch=2)
+    assert task.facts() == {"puzzle": "maze", "side": 4}
+    assert task.train_batch(0, 0).tokens.tolist() == [task.train_set.tokens[0].tolist()] * 2
+    assert TASK.facts() == {"puzzle": "sudoku", "side": 4, "splits": VERSION}
+    assert replace(TASK, **options | {"data_dir": None}).facts() == {"puzzle": "sudoku", "side": 4}
+
+
+def test_a_model_that_was_trained_on_other_splits_is_noticed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = TASK.build()
+    for facts in (dict[str, Any](), TASK.facts()):
+        model.facts = facts
+        evaluate(TASK, model, "test", thorough=False)
+        assert not caplog.records
+    model.facts = {"puzzle": "sudoku", "side": 4}
+    evaluate(TASK, model, "test", thorough=False)
+    assert "has seen puzzles that are scored now" in caplog.text
+
+
+def test_evaluation_does_not_choose_validation_puzzles_of_a_file_anew() -> None:
+    folder = str(FOLDER / "reason" / "sudoku-5")
+    net = replace(TASK.net, cells=81, vocab=11)
+    options: dict[str, Any] = {"data": "folder", "data_dir": folder, "extra_givens": 0}
+    files = replace(SMOKE, task=replace(TASK, net=net, **options, val_puzzles=2))
+
+    def changed(preset: Preset, **settings: Any) -> Preset:
+        return replace(preset, task=replace(preset.task, **settings))  # type: ignore[type-var]
+
+    with pytest.raises(ZooError, match="val_puzzles may not differ from the training"):
+        check_evaluation_settings(files, changed(files, val_puzzles=3), (), "val")
+    check_evaluation_settings(files, changed(files, val_puzzles=3), (), "test")
+    check_evaluation_settings(files, changed(files, evaluation="solver"), (), "val")
+    check_evaluation_settings(SMOKE, changed(SMOKE, val_puzzles=3), (), "val")
 
 
 class TestWeights:
@@ -249,6 +345,9 @@ class TestWeights:
             assert torch.equal(value, theirs[key] + (0 if "puzzle_emb" in key else 1))
         assert pick_state(theirs) is None
         assert pick_state({"model": theirs}) is None
+        some = {k: v for k, v in shadow.items() if "q_head" not in k}
+        with pytest.raises(CheckpointError, match=r"lacks 'q_head\.bias'"):
+            pick_state({"model": theirs, "ema": {"shadow": some}})
         with pytest.raises(CheckpointError, match="no such weight"):
             pick_state({"model": theirs, "ema": {"other": torch.ones(1)}})
 
