@@ -139,7 +139,7 @@ def reason_sudoku6() -> Preset:
             decay=0.995,
         ),
         optim=Adam(lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, schedule=Cosine(warmup=100)),
-        steps=6000,
+        steps=2000,
         eval_every=200,
         log_every=20,
     )
