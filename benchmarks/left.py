@@ -41,7 +41,7 @@ def main() -> None:
     store(FILE, {"calls": CALLS, "rows": rows}, seeds=[0])
 
 
-def measure(f: Callable[..., Any], z0: Tensor, name: str, tol: float) -> dict[str, float]:
+def measure(f: Callable[..., Any], z0: Tensor, name: str, tol: float) -> dict[str, Any]:
     """Return the microseconds of one evaluation, by part."""
     rule, rule_stop = SOLVERS[name](), StopRule(CALLS, tol, "rel")
 
@@ -54,13 +54,16 @@ def measure(f: Callable[..., Any], z0: Tensor, name: str, tol: float) -> dict[st
         whole.append(timed(run) / evaluations)
         bare.append(timed(lambda: plain(f, z0, evaluations)) / evaluations)
     profiles = [operators(run, f) for _ in range(ROUNDS)]
-    inside, count = median(time for time, _ in profiles), profiles[0][1]
+    times = {name: median(each[name][0] for each in profiles) for name in profiles[0]}
+    inside, count = sum(times.values()), sum(each for _, each in profiles[0].values())
     total, alone = 1e6 * median(whole), 1e6 * median(bare)
+    largest = sorted(times, key=lambda name: -times[name])[:3]
     return {
         "total": total,
         "f": alone,
         "operators": inside / evaluations,
         "count": count / evaluations,
+        "largest": {name: times[name] / evaluations for name in largest},
         "python": total - alone - inside / evaluations,
         "evaluations": evaluations,
     }
@@ -81,8 +84,8 @@ def timed(run: Callable[[], object]) -> float:
     return (process_time() - began) / REPEATS
 
 
-def operators(run: Callable[..., object], f: Callable[..., Any]) -> tuple[float, int]:
-    """Return the microseconds in operators outside of f, and their number, of one run."""
+def operators(run: Callable[..., object], f: Callable[..., Any]) -> dict[str, tuple[float, int]]:
+    """Return the microseconds in operators outside of f, and their number, by name."""
 
     def marked(z: Tensor) -> Any:
         with record_function("the map"):
@@ -92,8 +95,12 @@ def operators(run: Callable[..., object], f: Callable[..., Any]) -> tuple[float,
         run(marked)
     events = profiler.events()
     assert events is not None
-    outer = [e for e in events if e.cpu_parent is None and e.name.startswith("aten::")]
-    return sum(e.cpu_time_total for e in outer), len(outer)
+    result: dict[str, tuple[float, int]] = {}
+    for event in events:
+        if event.cpu_parent is None and event.name.startswith("aten::"):
+            time, count = result.get(event.name[6:], (0.0, 0))
+            result[event.name[6:]] = time + event.cpu_time_total, count + 1
+    return result
 
 
 if __name__ == "__main__":
