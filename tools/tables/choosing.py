@@ -236,7 +236,7 @@ def _load(load: str) -> str:
     return f"speed-up: {', '.join(gains)}; useful share of fixed batches: {', '.join(shares)}"
 
 
-@table("stream", "flow/reuse", "recorded/reason_halting")
+@table("stream", "flow/reuse", "recorded/reason_halting", "serving")
 def choose_stream() -> str:
     """Return when to stream."""
     films = {
@@ -244,6 +244,7 @@ def choose_stream() -> str:
         if r["way"] == "correction, near starts" and not r["tolerance"]
     }  # fmt: skip
     halts = {row["halt"]: row for row in read("recorded/reason_halting")["rows"]}
+    load = read("serving")
     head, residual = halts["the head"], halts["the residual"]
     rows = [
         ["few hard samples among many easy ones", "stream", _load("conv, 1 hard in 64"), STREAMS],
@@ -259,7 +260,8 @@ def choose_stream() -> str:
          f"{residual['exact']:.1f} % with {residual['evaluations']:.1f}",
          _family("reason", "inference")],
         ["requests that come one by one", "`deq-zoo serve`",
-         f"{NOTHING} is kept; `python -m benchmarks.serving --save` makes it",
-         "[serving](serving.md)"],
+         f"{load['per_second']:.0f} requests a second, 50 at a time; latency "
+         f"{load['p50_ms']:.0f} ms, 99th percentile {load['p99_ms']:.0f} ms",
+         "[serving](serving.md#a-server)"],
     ]  # fmt: skip
     return markdown(HEADER, rows)

@@ -144,3 +144,93 @@ def loading() -> str:
         ["Consumer", *loaders.values()],
         [[who, *(rates[who, loader] for loader in loaders)] for who in ("idle", "busy")],
     )
+
+
+@table("solvers")
+def overhead() -> str:
+    """Return our time relative to that of torchdeq 0.1.0 for the same calls of f."""
+    found = read("solvers")
+    rows = {
+        (row["case"], row["solver"]): row["cost"]
+        for row in found["overhead"]["rows"]
+        if row["ratio"] is not None
+    }
+
+    def cell(case: str, solver: str) -> str:
+        ours, old = (rows[case, solver][who]["total"]["median"] for who in ("ours", "0.1.0"))
+        return f"{ours / old:.2f}"
+
+    plain = list(SOLVERS)[:3]
+    lines = [[shown, *(cell(case, solver) for solver in plain)] for case, shown in MAPS.items()]
+    mean = f"{1 / found['geometric_mean']['rounds']:.2f}"
+    lines.append([f"geometric mean without the last map: {mean}", *[""] * len(plain)])
+    return markdown(["Map", *(SOLVERS[name] for name in plain)], lines)
+
+
+@table("left")
+def left() -> str:
+    """Return the microseconds of one evaluation by part: f, operators of torch, Python."""
+    rows = [
+        [
+            f"{SOLVERS[row['solver']]}, {row['stop']}",
+            *(f"{max(0.0, row[part]):.0f}" for part in ("total", "f", "operators", "python")),
+            ", ".join(f"`{name}` {time:.0f}" for name, time in row["largest"].items()),
+        ]
+        for row in read("left")["rows"]
+    ]
+    header = ["Solver", "Whole", "`f`", "Operators beside `f`", "Python", "Largest operators"]
+    return markdown(header, rows)
+
+
+@table("startup")
+def startup() -> str:
+    """Return the seconds of first commands."""
+    seconds = read("startup")["seconds"]
+    return markdown(["Process", "Seconds"], [[name, f"{s:.2f}"] for name, s in seconds.items()])
+
+
+@table("choices")
+def compiling() -> str:
+    """Return the time of a training step with a compiled f."""
+    rows = read("choices")["compiled"]
+    return markdown(
+        ["Map", "Time of a training step with a compiled `f`, relative to a plain one"],
+        [[row["map"], f"{row['ratio']:.2f}"] for row in rows],
+    )
+
+
+@table("choices")
+def compacting() -> str:
+    """Return how much faster a batch is whose finished samples leave."""
+    rows = read("choices")["compacted"]
+    by_size = {
+        row["operations"]: {r["hard"]: r for r in rows if r["operations"] == row["operations"]}
+        for row in rows
+    }
+    return markdown(
+        ["Operations of an evaluation", "Speed-up, one of 32 is hard", "Speed-up, all are equal"],
+        [
+            [f"{n / 1e6:.1f} million", f"{pair[1]['speed_up']:.2f}", f"{pair[0]['speed_up']:.2f}"]
+            for n, pair in by_size.items()
+        ],
+    )
+
+
+@table("serving")
+def serving() -> str:
+    """Return how a server answers under a load."""
+    got = read("serving")
+    before, after = got["resident_mb"]
+    rows = [
+        [f"{got['requests']:,} requests, {got['at_a_time']} at a time", _fates(got["outcomes"])],
+        ["answers that were not to be expected", str(got["unexpected"])],
+        ["requests per second", f"{got['per_second']:.0f}"],
+        ["latency, median and 99th percentile", f"{got['p50_ms']:.0f} and {got['p99_ms']:.0f} ms"],
+        ["memory of the server, before and after", f"{before:.0f} and {after:.0f} MB"],
+        ["SIGTERM to the end of the process", f"{got['stop_seconds']:.1f} s"],
+    ]
+    return markdown(["", "Measured"], rows)
+
+
+def _fates(outcomes: dict[str, int]) -> str:
+    return ", ".join(f"{name} {number:,}" for name, number in outcomes.items())
