@@ -30,8 +30,10 @@ ZOO = [
     "test_demo.py",
     "test_docs.py",
     "test_examples.py",
+    "test_provenance.py",
     "test_site.py",
     "test_tables.py",
+    "test_timed.py",
     "zoo",
 ]
 collect_ignore = [] if find_spec("safetensors") else ZOO

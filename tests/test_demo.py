@@ -10,7 +10,7 @@ from PIL import Image, ImageSequence
 
 from deq_zoo.mdeq import MDEQClassifier
 from deq_zoo.preset import find_preset
-from examples.demo import converging, page
+from examples.demo import converging, page, solving
 from examples.demo.animation import animated_images
 from examples.demo.cost import measure
 
@@ -56,3 +56,10 @@ def test_the_cost_of_both_ways_is_measured() -> None:
     settled, unrolled = (measure("mdeq-smoke", way) for way in ("equilibrium", "unrolled"))
     assert 0 < settled.graph < unrolled.graph
     assert settled.seconds > 0
+
+
+def test_the_puzzle_is_solved() -> None:
+    shown = solving.show()
+    assert shown.solved.valid
+    assert shown.solved.right
+    assert shown.picture.png.startswith(b"\x89PNG")

@@ -29,7 +29,7 @@ SHOWN = {
     "diffusion": ("diffusion-digits", "samples"),
     "inr": ("runs/inr-quick", "fit"),
     "ignn": ("ignn-chains", "chains"),
-    "reason": ("runs/reason-quick", "steps"),
+    "reason": ("reason-6x6", "steps"),
 }
 
 

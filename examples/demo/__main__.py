@@ -16,7 +16,7 @@ from deq_zoo.files import write_atomically
 from deq_zoo.mdeq import MDEQClassifier
 from deq_zoo.mdeq.pictures import gallery
 from deq_zoo.training import Result
-from examples.demo import converging, cost, moving, page
+from examples.demo import converging, cost, moving, page, solving
 from examples.demo.cost import Cost
 from examples.demo.page import Section
 
@@ -36,7 +36,9 @@ def main() -> None:
         costs = cost.compare(NAME)
     with console.status("motion between two photographs"):
         motion = moving.show()
-    parts = [*_digits(), _costs(costs), _motion(motion), _more(result)]
+    with console.status("a puzzle, step by step"):
+        puzzle = solving.show()
+    parts = [*_digits(), _costs(costs), _motion(motion), _puzzle(puzzle), _more(result)]
     numbers = [
         (accuracy, "of 1,000 test digits right"),
         (f"{result.seconds:.0f} s", "of training on one core"),
@@ -94,6 +96,18 @@ def _motion(shown: moving.Shown) -> Section:
         f"saw, is {shown.error:.1f} pixels, where no motion at all has {shown.at_rest:.1f}.",
         shown.pictures,
         code=f"deq-zoo predict {moving.MODEL} a.png b.png --out flows",
+    )
+
+
+def _puzzle(shown: solving.Shown) -> Section:
+    solved = shown.solved
+    return Section(
+        "A puzzle as an equilibrium",
+        f"{solving.MODEL} comes with the package, too. Its answer to a Sudoku is a fixed point, "
+        f"reached here in {solved.evaluations} evaluations, {100 * solved.head:.0f} % sure by its "
+        f"own account; the answer {'obeys' if solved.valid else 'breaks'} the rules.",
+        [shown.picture],
+        code=f"echo {solving.PUZZLE} > puzzle.txt\ndeq-zoo predict {solving.MODEL} puzzle.txt",
     )
 
 

@@ -82,11 +82,10 @@ def _perplexity(design: str) -> str:
     return f"{mean(row['perplexity'] for key, row in rows.items() if key.startswith(design)):.0f}"
 
 
-@table("pretrained_flow/flow-nano", "inr/psnr-images", "lm/compare", "recorded/reason_halting")
+@table("pretrained_flow/flow-nano", "inr/psnr-images", "lm/compare")
 def front_families() -> str:
     """Return the families: a picture, what to type, a number of ours and a published one."""
     flow = read("pretrained_flow/flow-nano")["errors"]["middlebury"]
-    solved = max(row["exact"] for row in read("recorded/reason_halting")["rows"])
     rows = {
         "mdeq": (
             "[MDEQ](deq_zoo/mdeq/README.md): images",
@@ -128,8 +127,8 @@ def front_families() -> str:
         ),
         "reason": (
             "[HRM, TRM, EqR](deq_zoo/reason/README.md): puzzles",
-            "deq-zoo train reason-quick",
-            f"{solved:.1f} % of 200 Sudokus of 4 x 4, with restarts",
+            "deq-zoo predict reason-6x6 puzzle.txt",
+            f"{_test('reason-6x6', 'exact'):.1f} % of 500 Sudokus of 6 x 6",
             _published("reason-trm-sudoku", "% of Sudoku-Extreme"),
         ),
     }
