@@ -105,7 +105,8 @@ def _puzzle(shown: solving.Shown) -> Section:
         "A puzzle as an equilibrium",
         f"{solving.MODEL} comes with the package, too. Its answer to a Sudoku is a fixed point, "
         f"reached here in {solved.evaluations} evaluations, {100 * solved.head:.0f} % sure by its "
-        f"own account; the answer {'obeys' if solved.valid else 'breaks'} the rules.",
+        f"own account; the answer {'obeys' if solved.valid else 'breaks'} the rules. The puzzle "
+        "was picked for this page: of the hard ones in the test set, one that is solved quickly.",
         [shown.picture],
         code=f"echo {solving.PUZZLE} > puzzle.txt\ndeq-zoo predict {solving.MODEL} puzzle.txt",
     )
