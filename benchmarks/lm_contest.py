@@ -12,6 +12,7 @@ from torch import Tensor
 
 from benchmarks.lm_rivals import Plain
 from deq_zoo.lm import data as corpora
+from deq_zoo.lm.attractor.model import Attractor
 from deq_zoo.lm.config import LMConfig
 from deq_zoo.lm.data import Corpus
 from deq_zoo.lm.language_model import LanguageModel
@@ -27,12 +28,17 @@ CONSTANT = 0.4  # the share of the time before the rate falls
 
 @dataclass(frozen=True)
 class Contest(LanguageTask):
-    """WikiText-2 whose validation data is the end of the training file; the test is its `valid`."""
+    """WikiText-2 whose validation data is the end of the training file; the test is its `valid`.
 
-    plain: bool = False
+    Args:
+        rival: a class to build in place of the design's own.
+    """
+
+    rival: type[Attractor] | None = None
 
     def build(self, facts: Mapping[str, Any] | None = None) -> LanguageModel:
-        return Plain(self.net, self.deq) if self.plain else super().build(facts)
+        own = super().build(facts)
+        return own if self.rival is None else self.rival(self.net, own.deq.config)
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -70,7 +76,7 @@ def contestants(data_dir: str, millions: int, segments: int) -> dict[str, Preset
         own: dict[str, Any] = {"data_dir": str(folder), "eval_limit": segments}
         own["net"] = task.net if millions == 1 else widened(task.net)
         if name == "explicit":
-            own |= {"plain": True, "ahead": 0, "consistency": 0.0}
+            own |= {"rival": Plain, "ahead": 0, "consistency": 0.0}
         result[name] = replace(preset, task=Contest(**{**vars(task), **own}))
     return result
 

@@ -3,8 +3,9 @@
 A plain transformer, the original DEQ, the convergent one and the attractor, with about 1 and about
 4 million parameters, on the words of WikiText-2. Models are chosen on the last 5 % of the training
 file; `valid` is scored once, at the end. `tune` chooses each design's learning rate, `compare`
-trains, `curve` measures loss by evaluations of f, `decode` counts tokens per second, and `ablate`
-takes parts of the attractor's training away. An interrupted part goes on where it stopped.
+trains, `curve` measures loss by evaluations of f, `decode` counts tokens per second, `ablate` takes
+parts of the attractor's training away, and `quality` compares cheap gradients with the exact one.
+An interrupted part goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import Any
 import torch
 
 from benchmarks.lm_contest import contestants, with_rate
-from benchmarks.lm_rivals import Recomputing
+from benchmarks.lm_quality import GRADIENTS, measure
+from benchmarks.lm_rivals import FromZeros, Recomputing
 from benchmarks.lm_training import evaluate, train, trained
 from benchmarks.rows import Job, Row, make_rows, results_file
 from benchmarks.storing import read
@@ -28,10 +30,12 @@ from deq_zoo.lm.data import Streams
 from deq_zoo.lm.decode import make_decoder
 from deq_zoo.lm.reading import steps_curve
 from deq_zoo.lm.task import LanguageTask
+from deq_zoo.muon import Muon
 from deq_zoo.preset import Preset
 
 NAME = "lm_designs"
 RATES = (1e-3, 2e-3, 4e-3)
+_RAMP = 2000  # updates
 DESIGNS = ("explicit", "original", "convergent", "attractor")
 
 
@@ -67,13 +71,13 @@ def main() -> None:
     size = SMALL if args.small else Size()
     file = results_file(NAME, args.small)
     for part in [args.only] if args.only else list(PARTS):
-        processes = 1 if part == "decode" else args.processes
+        processes = 1 if part in ("decode", "quality") else args.processes
         jobs = PARTS[part](size, args.data_dir)
         make_rows(file, part, jobs, seeds_of(part, size), processes)
 
 
 def seeds_of(part: str, size: Size) -> range:
-    """Return the seeds of a part; `tune`, `decode` and `ablate` have one."""
+    """Return the seeds of a part; most have one."""
     return range(size.seeds if part in ("compare", "curve") else 1)
 
 
@@ -197,23 +201,40 @@ def ablate(size: Size, data_dir: str) -> Iterator[Job]:
     preset = replace(preset, optim=with_rate(preset.optim, best_rate("attractor", size)))
     task = preset.task
     assert isinstance(task, LanguageTask)
+    deq, as_published = task.deq, replace(task.net, input_rms=0.0, gate_start=0.75)
     implicit = {"ift": True, "f_max_iter": 12, "grad": [1], "b_solver": "gmres", "b_tol": 1e-2}
-    as_published = replace(task.net, input_rms=0.0, gate_start=0.75)
-    variants: dict[str, LanguageTask] = {
-        "whole": task,
-        "one step": replace(task, deq=task.deq.with_options(grad=[1]), consistency=0.0),
-        "no residual loss": replace(task, consistency=0.0),
-        "fixed evaluations": replace(task, ahead=0),
-        "six steps": replace(task, deq=task.deq.with_options(grad=[6])),
-        "exact gradient": replace(
-            task, deq=task.deq.with_options(**implicit), ahead=0, ramp=0, consistency=0.0
-        ),
-        "published start": replace(task, net=as_published),
+    plainly = {"ahead": 0, "ramp": 0, "consistency": 0.0}
+    variants: dict[str, dict[str, Any]] = {
+        "whole": {},
+        "one step": {"deq": deq.with_options(grad=[1]), "consistency": 0.0},
+        "no residual loss": {"consistency": 0.0},
+        "fixed evaluations": {"ahead": 0},
+        "few evaluations at first": {"ramp": _RAMP},
+        "six steps": {"deq": deq.with_options(grad=[6])},
+        "exact gradient": {"deq": deq.with_options(**implicit), **plainly},
+        "published start": {"net": as_published},
+        "start at zeros": {"rival": FromZeros},
+        "compiled f": {"deq": deq.with_options(compile_f=True)},
     }
-    for name, changed in variants.items():
-        run = f"{size.prefix}ablate-{name.replace(' ', '-')}"
-        arguments = (run, replace(preset, task=changed), 0, size.tuning_seconds)
-        yield Job(name, train, arguments)
+    runs = {name: replace(preset, task=replace(task, **own)) for name, own in variants.items()}
+    runs["mixed precision"] = replace(preset, precision="bf16")
+    muon = with_rate(Muon(), 2 * preset.optim.lr)
+    runs["Muon"] = replace(preset, optim=muon)
+    explicit = contestants(data_dir, 1, size.segments)["explicit"]
+    runs["explicit"] = replace(
+        explicit, optim=with_rate(explicit.optim, best_rate("explicit", size))
+    )
+    runs["explicit, Muon"] = replace(explicit, optim=muon)
+    for name, changed in runs.items():
+        run = f"{size.prefix}ablate-{name.replace(' ', '-').replace(',', '')}"
+        yield Job(name, train, (run, changed, 0, size.tuning_seconds))
+
+
+def quality(size: Size, data_dir: str) -> Iterator[Job]:
+    """Yield errors and times of cheap gradients of the trained attractor of one million."""
+    task = contestants(data_dir, 1, size.segments)["attractor"].task
+    for name in GRADIENTS:
+        yield Job(name, measure, (f"{size.prefix}attractor-1m-0", task, name))
 
 
 PARTS: dict[str, Callable[[Size, str], Iterator[Job]]] = {
@@ -222,6 +243,7 @@ PARTS: dict[str, Callable[[Size, str], Iterator[Job]]] = {
     "curve": curve,
     "decode": decode,
     "ablate": ablate,
+    "quality": quality,
 }
 
 if __name__ == "__main__":

@@ -91,3 +91,17 @@ class Plain(Attractor):
         return LMOutput(
             predictions=[c], state=c.detach(), stats=SolverStat(), u=c, kept=kept, f=lambda z: z
         )
+
+
+class FromZeros(Attractor):
+    """An attractor whose solve starts at zeros, not at the output of the backbone."""
+
+    def solve(
+        self,
+        c: Tensor,
+        around: Sequence[Surroundings],
+        kept: Tensor,
+        z0: Tensor | None = None,
+        **call: Any,
+    ) -> LMOutput:
+        return super().solve(c, around, kept, torch.zeros_like(c) if z0 is None else z0, **call)

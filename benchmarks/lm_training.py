@@ -14,6 +14,7 @@ from benchmarks.timed import TimedTraining
 from deq_zoo.checkpoint import Checkpoint
 from deq_zoo.lm.language_model import LanguageModel
 from deq_zoo.lm.task import LanguageTask
+from deq_zoo.precision import autocast
 from deq_zoo.preset import Preset
 
 FOLDER = Path(".bench") / "lm_designs"
@@ -55,7 +56,8 @@ class LanguageTraining(TimedTraining[LanguageModel]):
             group["lr"] *= rise
         self.model.train()
         batch = self.task.train_batch(self.step, self.preset.seed)
-        loss = self.task.loss(self.model, batch, self.carry)
+        with autocast(self.preset.precision, self.model.device):
+            loss = self.task.loss(self.model, batch, self.carry)
         self.optimizer.zero_grad()
         loss.value.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.preset.clip)
