@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,12 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.lm_rivals import Plain
+from benchmarks.lm_rivals import EXPLICIT, RivalTask
 from deq_zoo.lm import data as corpora
-from deq_zoo.lm.attractor.model import Attractor
 from deq_zoo.lm.config import LMConfig
 from deq_zoo.lm.data import Corpus
-from deq_zoo.lm.language_model import LanguageModel
 from deq_zoo.lm.presets import lm_wt2_attractor, lm_wt2_ours, lm_wt2_seq
 from deq_zoo.lm.task import LanguageTask
 from deq_zoo.lm.tokens import Tokenizer
@@ -27,18 +24,8 @@ CONSTANT = 0.4  # the share of the time before the rate falls
 
 
 @dataclass(frozen=True)
-class Contest(LanguageTask):
-    """WikiText-2 whose validation data is the end of the training file; the test is its `valid`.
-
-    Args:
-        rival: a class to build in place of the design's own.
-    """
-
-    rival: type[Attractor] | None = None
-
-    def build(self, facts: Mapping[str, Any] | None = None) -> LanguageModel:
-        own = super().build(facts)
-        return own if self.rival is None else self.rival(self.net, own.deq.config)
+class Contest(RivalTask):
+    """WikiText-2 whose validation data is the end of the training file; the test is its `valid`."""
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -76,7 +63,7 @@ def contestants(data_dir: str, millions: int, segments: int) -> dict[str, Preset
         own: dict[str, Any] = {"data_dir": str(folder), "eval_limit": segments}
         own["net"] = task.net if millions == 1 else widened(task.net)
         if name == "explicit":
-            own |= {"rival": Plain, "ahead": 0, "consistency": 0.0}
+            own |= EXPLICIT
         result[name] = replace(preset, task=Contest(**{**vars(task), **own}))
     return result
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import exp
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -92,16 +93,19 @@ def tune(size: Size, data_dir: str) -> Iterator[Job]:
 
 def best_rate(name: str, size: Size) -> float:
     """Return the rate with which a design had the lowest held-out loss."""
-    rows = read(results_file(NAME, size == SMALL)).get("tune", {}).get("rows", {})
-    losses = {rate: rows[f"{name} {rate:g}"]["held_out_loss"] for rate in RATES
+    return best_of(results_file(NAME, size == SMALL), name, RATES)
+
+
+def best_of(file: Path, name: str, rates: Sequence[float]) -> float:
+    """Return the rate with the lowest held-out loss in the part `tune` of a file of results."""
+    rows = read(file).get("tune", {}).get("rows", {})
+    losses = {rate: rows[f"{name} {rate:g}"]["held_out_loss"] for rate in rates
               if f"{name} {rate:g}" in rows}  # fmt: skip
-    if len(losses) < len(RATES):
-        raise SystemExit(
-            "learning rates are missing: run python -m benchmarks.lm_designs --only tune"
-        )
+    if len(losses) < len(rates):
+        raise SystemExit(f"{file.name} lacks learning rates: run its benchmark with --only tune")
     best = min(losses, key=lambda rate: losses[rate])
-    if best in (min(RATES), max(RATES)):
-        print(f"{name}: the best rate, {best:g}, is at the end of the range {RATES}")
+    if best in (min(rates), max(rates)):
+        print(f"{name}: the best rate, {best:g}, is at the end of the range {rates}")
     return best
 
 

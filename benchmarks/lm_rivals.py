@@ -1,9 +1,9 @@
-"""Baselines of the language models: plain transformers, and decoding without a memory."""
+"""Baselines of the language models: plain transformers, other starts, decoding without a memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from deq_zoo.lm.attention import Context, causal_mask, sinusoids
 from deq_zoo.lm.attractor.layers import Surroundings
 from deq_zoo.lm.attractor.model import Attractor
 from deq_zoo.lm.language_model import LanguageModel
+from deq_zoo.lm.task import LanguageTask
 from torchdeq import SolverStat, reset_dropout, reset_norm
 
 
@@ -105,3 +106,22 @@ class FromZeros(Attractor):
         **call: Any,
     ) -> LMOutput:
         return super().solve(c, around, kept, torch.zeros_like(c) if z0 is None else z0, **call)
+
+
+@dataclass(frozen=True)
+class RivalTask(LanguageTask):
+    """A task of language models that may build a baseline in their place.
+
+    Args:
+        rival: the class of the baseline.
+    """
+
+    rival: type[Attractor] | None = None
+
+    def build(self, facts: Mapping[str, Any] | None = None) -> LanguageModel:
+        own = super().build(facts)
+        return own if self.rival is None else self.rival(self.net, own.deq.config)
+
+
+#: Changes of a task by which an explicit transformer takes the place of an attractor.
+EXPLICIT: dict[str, Any] = {"rival": Plain, "ahead": 0, "ramp": 0, "consistency": 0.0}

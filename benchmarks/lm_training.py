@@ -85,13 +85,16 @@ class LanguageTraining(TimedTraining[LanguageModel]):
 
 @torch.no_grad()
 def evaluate(task: LanguageTask, model: LanguageModel, split: Any) -> dict[str, Any]:
-    """Return loss, residual and evaluations of a model on the held-out or the test text."""
+    """Return loss, residual and evaluations of a model on the held-out or the test text.
+
+    A text that is not cut into words also has `bits_per_byte`.
+    """
     model.eval()
     result = task.evaluate(model, split)
     solver = result.solver.summary()
     plain = isinstance(model, Plain)
     return {
-        "loss": result.metrics["loss"],
+        **{k: v for k, v in result.metrics.items() if k in ("loss", "bits_per_byte")},
         "residual": None if plain else solver["residual"],
         "evaluations": None if plain else solver["nfe"],
     }

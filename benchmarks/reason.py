@@ -193,7 +193,8 @@ def all_restarts(size: Size, source: str) -> Row:
         torch.stack(scores, 1), torch.stack(answers, 1), puzzles.labels.long(), IGNORED, 1
     )
     shown = {name: 100 * metrics[name] for name in ("one", "top1", "vote", "any")}
-    return {**shown, "evaluations": float(size.restarts * size.depth)}
+    counts = {"starts": size.restarts, "evaluations": float(size.restarts * size.depth)}
+    return {**shown, **counts}
 
 
 def by_stream(size: Size, source: str, search: Search, tol: float) -> Row:

@@ -1,0 +1,134 @@
+"""How far is `lm-reference` from an explicit transformer, and from programs that compress text?
+
+Both models have the same parameters and are trained for the same processor time on the same text;
+the compressors are given the training pages of Python's topics, or nothing. `tune` chooses each
+model's learning rate by short runs, `compare` trains, `compress` runs xz and bzip2. The unit is
+bits for each byte of held-out pages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bz2
+import lzma
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from benchmarks.lm_contest import with_rate
+from benchmarks.lm_designs import best_of
+from benchmarks.lm_rivals import EXPLICIT, RivalTask
+from benchmarks.lm_training import evaluate, train, trained
+from benchmarks.rows import Job, Row, make_rows, results_file
+from deq_zoo.lm import data as corpora
+from deq_zoo.lm.presets import lm_reference
+from deq_zoo.lm.reference import reference_splits
+from deq_zoo.lm.task import LanguageTask
+from deq_zoo.preset import Preset
+from deq_zoo.task import Split
+
+NAME = "lm_reference"
+RATES = (1.5e-3, 3e-3, 6e-3)
+SPLITS: tuple[Split, ...] = ("val", "test")
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of the benchmark; the names of its files begin with `prefix`."""
+
+    prefix: str = "reference-"
+    seconds: float = 3600.0
+    tuning_seconds: float = 400.0
+
+
+SMALL = Size(prefix="small-reference-", seconds=3.0, tuning_seconds=1.5)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=tuple(PARTS), help="one of the parts")
+    parser.add_argument("--processes", type=int, default=2, help="runs at a time")
+    parser.add_argument("--small", action="store_true", help="a minute, to try it out")
+    args = parser.parse_args()
+    size = SMALL if args.small else Size()
+    file = results_file(NAME, args.small)
+    for part in [args.only] if args.only else list(PARTS):
+        make_rows(file, part, PARTS[part](size), range(1), args.processes)
+
+
+def models() -> dict[str, Preset]:
+    """Return the preset of `lm-reference`, and that of the explicit transformer."""
+    preset = lm_reference()
+    task = RivalTask(**vars(preset.task))
+    return {
+        "attractor": replace(preset, task=task),
+        "explicit": replace(preset, task=replace(task, **EXPLICIT)),
+    }
+
+
+def tune(size: Size) -> Iterator[Job]:
+    """Yield a short run of each model with each learning rate."""
+    for name, preset in models().items():
+        for rate in RATES:
+            changed = replace(preset, optim=with_rate(preset.optim, rate))
+            run = f"{size.prefix}tune-{name}-{rate:g}"
+            yield Job(f"{name} {rate:g}", train, (run, changed, 0, size.tuning_seconds))
+
+
+def compare(size: Size) -> Iterator[Job]:
+    """Yield a long run of each model."""
+    for name, preset in models().items():
+        rate = best_of(results_file(NAME, size == SMALL), name, RATES)
+        changed = replace(preset, optim=with_rate(preset.optim, rate))
+        yield Job(name, train_and_score, (f"{size.prefix}{name}", changed, size))
+
+
+def train_and_score(run: str, preset: Preset, size: Size) -> Row:
+    """Train, and score the pages that are held out."""
+    row = train(run, preset, 0, size.seconds)
+    task = preset.task
+    assert isinstance(task, LanguageTask)
+    model = trained(run, task)
+    found = {split: evaluate(task, model, split)["bits_per_byte"] for split in SPLITS}
+    return row | {"rate": preset.optim.lr, "bits_per_byte": found}
+
+
+def compress(size: Size) -> Iterator[Job]:
+    """Yield the bits of compressors for a byte of the held-out pages."""
+    for name in _COMPRESSORS:
+        yield Job(name, compressed, (name,))
+
+
+def compressed(name: str) -> Row:
+    """Return bits per byte of one compressor, alone and after the training pages of the topics."""
+    pages = corpora.split_text(corpora.topics())["train"].encode()
+    squeeze, texts = _COMPRESSORS[name], reference_splits()
+
+    def bits(text: bytes, before: bytes = b"") -> float:
+        return 8 * (squeeze(before + text) - (squeeze(before) if before else 0)) / len(text)
+
+    held_out = {split: texts[split].encode() for split in SPLITS}
+    return {
+        "alone": {split: bits(text) for split, text in held_out.items()},
+        "after the topics": {split: bits(text, pages) for split, text in held_out.items()},
+        "bytes": {split: len(text) for split, text in held_out.items()},
+    }
+
+
+def _xz(text: bytes) -> int:
+    return len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME))
+
+
+def _bzip2(text: bytes) -> int:
+    return len(bz2.compress(text, 9))
+
+
+_COMPRESSORS: dict[str, Callable[[bytes], int]] = {"xz": _xz, "bzip2": _bzip2}
+
+PARTS: dict[str, Callable[[Size], Iterator[Job]]] = {
+    "tune": tune,
+    "compare": compare,
+    "compress": compress,
+}
+
+if __name__ == "__main__":
+    main()
