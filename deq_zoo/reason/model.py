@@ -104,7 +104,7 @@ class Reasoner(Model):
         """
         if self.puzzle_rows is None:
             return self.body.embed(tokens, None)
-        ids = tokens.new_zeros(len(tokens)) if ids is None else ids
+        ids = tokens.new_zeros(tokens.shape[0]) if ids is None else ids
         check_whole("ids", ids)
         return self.body.embed(tokens, self.puzzle_rows[ids.long()])
 
@@ -182,7 +182,9 @@ class Reasoner(Model):
             **call: options of the DEQ for this call, e.g. `f_max_iter=30`.
         """
         u = self.inject(x, ids)
-        states = self._begin(len(x), z0, fresh, start)
+        states = self._begin(
+            x.shape[0], z0, fresh, start
+        )  # `len` would fix an export
         if not self.training or self.gradient == "deq":
             reached, stats = self._solve(x, u, states, call)
         else:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from deq_zoo.checks import check_fields
+from deq_zoo.exportable import Exportable, NoOptions
 from deq_zoo.predictions import Failure, OutFolder, Prediction
 from deq_zoo.reason.boards import BOARDS
 from deq_zoo.reason.carry import (
@@ -29,6 +30,7 @@ from deq_zoo.reason.carry import (
 from deq_zoo.reason.config import EQR_SUDOKU, Gradient, ReasonConfig, SolveNoise
 from deq_zoo.reason.convert import from_authors, pick_state, to_authors
 from deq_zoo.reason.evaluation import evaluate_puzzles
+from deq_zoo.reason.exporting import make_export
 from deq_zoo.reason.loss import CellLoss, cell_accuracy, compute_losses
 from deq_zoo.reason.model import Reasoner
 from deq_zoo.reason.prediction import predict_files
@@ -258,6 +260,9 @@ class SolvePuzzles(Task):
     def to_authors(self, state: Weights) -> dict[str, Tensor]:
         """Return the average of the weights, if there is one, in the authors' format."""
         return to_authors(state)
+
+    def export(self, model: Any, options: NoOptions) -> Exportable:
+        return make_export(model, model.facts)
 
     def predict(
         self, model: Any, paths: Sequence[Path], out: OutFolder

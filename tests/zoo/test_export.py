@@ -20,8 +20,10 @@ from deq_zoo.preset import find_preset
 from torchdeq import Anderson, DEQConfig, FixedPointIter, Status, export
 from torchdeq.core import DEQBase
 
-FAMILIES = ("mdeq", "flow", "inr", "lm", "ignn", "diffusion")
+FAMILIES = ("mdeq", "flow", "inr", "lm", "ignn", "diffusion", "reason")
 BATCHES = (1, 7, 64)
+#: An untrained reasoner does not contract: rounding errors grow over its 16 calls of the network.
+TOLERANCES = dict.fromkeys(FAMILIES, 1e-5) | {"reason": 1e-4}
 
 
 def make(family: str) -> tuple[Exportable, DEQConfig]:
@@ -95,7 +97,7 @@ def test_every_family_gives_its_own_answers_as_a_program_and_in_onnxruntime(
     program = torch.export.load(path)
     assert_alike(exportable, program.module(), 1e-5)
     onnx = export.to_onnx(program, tmp_path / "model.onnx")
-    assert_alike(exportable, lambda *inputs: run_onnx(onnx, inputs), 1e-5)
+    assert_alike(exportable, lambda *inputs: run_onnx(onnx, inputs), TOLERANCES[family])
 
 
 @pytest.mark.slow
@@ -107,7 +109,7 @@ def test_every_family_is_compiled_ahead_of_time(family: str, tmp_path: Path) -> 
         use_solver(exportable, solver)
     write_export(exportable, deq, solver, "aoti", tmp_path / "model.pt2")
     package = export.load_aoti(tmp_path / "model.pt2")
-    assert_alike(exportable, lambda *inputs: package(*inputs), 1e-5)
+    assert_alike(exportable, lambda *inputs: package(*inputs), TOLERANCES[family])
 
 
 def test_a_run_is_exported_from_the_command_line(
