@@ -94,7 +94,7 @@ def inr_quick() -> str:
     )
 
 
-def _percent(value: float) -> str:
+def percent(value: float) -> str:
     """Return a share of some thousand samples, computed in float32: 56.0499996 is 56.05."""
     return str(Decimal(f"{value:.4f}").quantize(Decimal("0.1"), ROUND_HALF_UP))
 
@@ -106,7 +106,7 @@ def ignn_accuracy() -> str:
 
     def cell(name: str, net: str) -> str:
         row = rows[name, net]
-        return f"{_percent(row['median'])} ({_percent(row['worst'])})"
+        return f"{percent(row['median'])} ({percent(row['worst'])})"
 
     return markdown(
         ["set", *NETS.values()],
