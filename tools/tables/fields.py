@@ -114,6 +114,18 @@ def ignn_accuracy() -> str:
     )
 
 
+@table("ignn/layout")
+def ignn_layout() -> str:
+    """Return time and memory of a training step by layout."""
+    return markdown(
+        ["layout", "time, relative to ours", "peak memory beyond that before training"],
+        [
+            [row["layout"], f"{row['times_ours']:.1f}", f"{row['peak_mb']:.0f} MB"]
+            for row in read("ignn/layout")["rows"]
+        ],
+    )
+
+
 @table("recorded/reason_halting")
 def reason_halting() -> str:
     """Return exact answers and evaluations by the rule of halting."""
