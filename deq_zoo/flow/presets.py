@@ -98,7 +98,7 @@ def flow_quick() -> Preset:
 
 @PRESETS.register("flow-nano")
 def flow_nano() -> Preset:
-    """A small DEQ-Flow for whole frames, on photographs in layers: two hours of one core.
+    """A small DEQ-Flow for whole frames, on photographs in layers: 100 minutes of one core.
 
     Training, evaluation and prediction all make 9 evaluations of f: training makes three slices of
     2 evaluations and a gradient step each.

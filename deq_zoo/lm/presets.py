@@ -196,7 +196,7 @@ def lm_file() -> Preset:
 
 @PRESETS.register("lm-reference")
 def lm_reference() -> Preset:
-    """An attractor of 0.86M parameters on Python's reference and docstrings of its packages."""
+    """An attractor of 0.85M parameters on Python's reference and docstrings of its packages."""
     net = LMConfig(
         design="attractor", tokens=1024, width=128, heads=4, inner=448, backbone=3, blocks=1,
         dropout=0.0,

@@ -160,7 +160,8 @@ def choose_trained_gradient() -> str:
          f"{inverted['phantom']:.0f}, implicit {inverted['implicit']:.0f}, the release "
          f"{inverted['release']:.0f}", _family("diffusion")],
         ["a graph network on PPI, minutes of training", "undecided: too short to rank",
-         f"micro-F1 after 20 epochs, three seeds: {scores}", _family("ignn")],
+         f"micro-F1 after 20 epochs, three seeds: {scores}; OhmNet's labels, not the paper's",
+         _family("ignn")],
     ]  # fmt: skip
     return markdown(HEADER, rows)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import ROUND_HALF_UP, Decimal
+from statistics import mean
 
 from tools.tables.frame import markdown, read, table
 
@@ -20,21 +21,63 @@ NETS = {
 }  # fmt: skip
 
 
-def psnr(part: str, field: str) -> float:
-    """Return the mean PSNR of a field after equal steps."""
-    value: float = read(f"inr/{part}")["summary"][field]["psnr"]
+def psnr(part: str, field: str, after: str = "psnr") -> float:
+    """Return the mean PSNR of a field after equal steps, or time (`after="psnr_equal_time"`)."""
+    value: float = read(f"inr/{part}")["summary"][field][after]
     return value
+
+
+def best_psnr(part: str, field: str, signal: str | None = None) -> float:
+    """Return the mean over runs of the best PSNR in the course of each, for one signal or all."""
+    return mean(value for _, value in _best(part, field, signal))
+
+
+def best_steps(part: str, field: str) -> str:
+    """Return the first and the last step at which a run of a field had its best PSNR."""
+    steps = [step for step, _ in _best(part, field)]
+    return f"{min(steps)} to {max(steps)}"
+
+
+def _best(part: str, field: str, signal: str | None = None) -> list[tuple[int, float]]:
+    """Return step and PSNR of the best point in the course of every run."""
+    courses = [
+        run["course"]
+        for run in read(f"inr/{part}")["rows"].values()
+        if run["model"] == field and signal in (None, run["signal"])
+    ]
+    best = [max(course, key=lambda point: float(point[2])) for course in courses]
+    return [(step, value) for step, _, value in best]
+
+
+def signals(part: str) -> list[str]:
+    """Return the names of the signals of a part."""
+    return list(dict.fromkeys(run["signal"] for run in read(f"inr/{part}")["rows"].values()))
 
 
 @table(*(f"inr/{part}" for part in SIGNALS))
 def inr_psnr() -> str:
-    """Return the PSNR of fields after equal steps and after equal time."""
-    rows = []
-    for part, shown in SIGNALS.items():
-        found = read(f"inr/{part}")["summary"]
-        values = [(found[name]["psnr"], found[name]["psnr_equal_time"]) for name in FIELDS]
-        rows.append([shown, *(f"{steps:.1f} / {time:.1f}" for steps, time in values)])
-    return markdown(["PSNR in dB", *FIELDS], rows)
+    """Return the PSNR of fields after equal steps, after equal time, and at its best."""
+
+    def cell(part: str, field: str) -> str:
+        ends = (psnr(part, field), psnr(part, field, "psnr_equal_time"), best_psnr(part, field))
+        return " / ".join(f"{value:.1f}" for value in ends)
+
+    return markdown(
+        ["PSNR in dB", *FIELDS],
+        [[shown, *(cell(part, field) for field in FIELDS)] for part, shown in SIGNALS.items()],
+    )
+
+
+@table("inr/speed")
+def inr_speed() -> str:
+    """Return the time of a training step relative to torchdeq 0.1.0."""
+    rivals = {"0.1.0, as released": "of the release", "0.1.0, our f": "of the release with our `f`"}
+    rows = [
+        [name.partition(",")[0], f"{row['points']:,}", str(row["width"]),
+         *(f"{row['seconds']['ours'] / row['seconds'][rival]:.2f}" for rival in rivals)]
+        for name, row in read("inr/speed")["rows"].items()
+    ]  # fmt: skip
+    return markdown(["step", "points", "width", *rivals.values()], rows)
 
 
 @table("recorded/inr_quick")
@@ -51,7 +94,7 @@ def inr_quick() -> str:
     )
 
 
-def _percent(value: float) -> str:
+def percent(value: float) -> str:
     """Return a share of some thousand samples, computed in float32: 56.0499996 is 56.05."""
     return str(Decimal(f"{value:.4f}").quantize(Decimal("0.1"), ROUND_HALF_UP))
 
@@ -63,11 +106,23 @@ def ignn_accuracy() -> str:
 
     def cell(name: str, net: str) -> str:
         row = rows[name, net]
-        return f"{_percent(row['median'])} ({_percent(row['worst'])})"
+        return f"{percent(row['median'])} ({percent(row['worst'])})"
 
     return markdown(
         ["set", *NETS.values()],
         [[shown, *(cell(name, net) for net in NETS)] for name, shown in GRAPHS.items()],
+    )
+
+
+@table("ignn/layout")
+def ignn_layout() -> str:
+    """Return time and memory of a training step by layout."""
+    return markdown(
+        ["layout", "time, relative to ours", "peak memory beyond that before training"],
+        [
+            [row["layout"], f"{row['times_ours']:.1f}", f"{row['peak_mb']:.0f} MB"]
+            for row in read("ignn/layout")["rows"]
+        ],
     )
 
 

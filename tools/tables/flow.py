@@ -93,7 +93,17 @@ def flow_memory() -> str:
 @table("recorded/flow_quick_evaluations")
 def flow_quick_evaluations() -> str:
     """Return the errors of flow-quick by evaluations of f."""
-    found = read("recorded/flow_quick_evaluations")
+    return _by_evaluations("flow_quick_evaluations")
+
+
+@table("recorded/flow_nano_evaluations")
+def flow_nano_evaluations() -> str:
+    """Return the errors of flow-nano by evaluations of f."""
+    return _by_evaluations("flow_nano_evaluations")
+
+
+def _by_evaluations(part: str) -> str:
+    found = read(f"recorded/{part}")
     return markdown(
         ["evaluations", *map(str, found["evaluations"])],
         [[row["set"], *(f"{error:.2f}" for error in row["errors"])] for row in found["rows"]],
@@ -142,3 +152,21 @@ def flow_nano_reuse() -> str:
     ]
     header = ["start", *map(str, budgets)]
     return markdown([*header[:-1], f"{header[-1]} evaluations"], lines)
+
+
+@table("pretrained_flow/flow-quick", "pretrained_flow/flow-nano")
+def flow_films() -> str:
+    """Return what both models make of videos, from zero and from the last pair."""
+    lines, at_rest = [], ""
+    for name in ("flow-quick", "flow-nano"):
+        found = read(f"pretrained_flow/{name}")
+        for start, carried in (("zero", False), ("the last pair", True)):
+            own = (0.0, found["evaluations"], carried)
+            (clip,) = (r for r in found["reuse"] if (r["tolerance"], r["most"], r["reuse"]) == own)
+            (film,) = (row for row in found["film"] if row["reuse"] == carried)
+            at_rest = f"{film['grey_at_rest']:.2f}"
+            synthetic = f"{_pixels(clip['aepe'])} ({clip['nfe']:g})"
+            lines.append([f"`{name}`", start, synthetic, f"{film['grey']:.2f} ({film['nfe']:g})"])
+    lines.append(["no motion", "", "", at_rest])
+    header = ["model", "start", "synthetic videos, pixels", "a real film, grey levels"]
+    return markdown(header, lines)

@@ -80,7 +80,7 @@ def origin(sources: Sequence[str]) -> str:
 def _program(record: dict[str, Any]) -> str:
     commit = f"commit {_commits(record['commit'])}"
     if "source" in record:
-        return f"Published: {record['source']}; written down in {commit}"
+        return f"Published numbers: {record['source']}; written down in {commit}"
     command = "command unknown" if record["command"] is None else f"`{record['command']}`"
     return ", ".join((command, commit, *_seeds(record["seeds"])))
 
