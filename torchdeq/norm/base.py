@@ -50,8 +50,8 @@ class Norm(ABC):
         names: names of the parameters to normalise.
         dims: for each of these parameters, the dimension of its rows.
         learn_scale: whether `g` is a parameter; otherwise it is the constant `target_norm`.
-        target_norm: the norm of the weights if `learn_scale` is False; where `g` of the spectral norm
-            starts if it is True.
+        target_norm: the norm of the weights if `learn_scale` is False; otherwise where `g` of the
+            spectral norm starts.
         clip: whether the factor is bounded by `clip_value`.
         clip_value: the bound `t` of the factor.
     """
