@@ -40,7 +40,8 @@ def _numbers(folder: str) -> str:
         [
             [
                 f"**{min(faster):.1f} to {max(faster):.1f} times** as fast",
-                "a training step to the same residuals, beside torchdeq 0.1.0",
+                "a training step to the same residuals, beside torchdeq 0.1.0 with Anderson in "
+                "both passes",
                 f"[gradients]({folder}gradients.md#what-it-costs)",
             ],
             [
