@@ -184,6 +184,50 @@ def overhead() -> str:
     return markdown(["Map", *(SOLVERS[name] for name in plain)], lines)
 
 
+@table("gradients", "solvers", "cost")
+def beside_release() -> str:
+    """Return what torchdeq 0.1.0 needs and what this version needs, for the same work."""
+    names = dict(list(SOLVERS.items())[:3])
+    shown = " / ".join(names.values())
+    steps = {(r["case"], r["contestant"], r["adjoint"]): r for r in _steps()}
+    memory_of = {row["solver"]: row["peak"] for row in read("solvers")["memory"]["rows"]}
+    state = read("solvers")["memory"]["state"]
+    counts = read("cost")["counts"]
+
+    def launches(who: str) -> str:
+        return " / ".join(
+            f"{counts[who][f'{n}, tensor, small, tolerance, cpu']['launches']:.0f}" for n in names
+        )
+
+    def peaks(who: str) -> str:
+        return " / ".join(f"{memory_of[name][who] / state:.0f}" for name in names)
+
+    rows = [
+        [
+            f"a training step to the same residuals, {MAPS[case]}: milliseconds",
+            *(f"{1e3 * steps[key]['seconds']['median']:.0f}" for key in (
+                (case, "0.1.0", "anderson"), (case, "ours", "gmres"))),
+            "[gradients](gradients.md#what-it-costs)",
+        ]
+        for case in ("conv", "attention")
+    ]  # fmt: skip
+    rows += [
+        ["time of 30 evaluations, geometric mean of five maps and three solvers", "1",
+         f"{1 / read('solvers')['geometric_mean']['rounds']:.2f}",
+         "[benchmarks](benchmarks.md#beside-torchdeq-010-at-equal-calls)"],
+        [f"operators beside `f` in an evaluation, {shown}", launches("0.1.0"), launches("ours"),
+         "[design](design.md#decisions-on-the-host-states-on-the-device)"],
+        [f"states at the peak of a solve, {shown}", peaks("0.1.0"), peaks("ours"),
+         "[memory](memory.md)"],
+    ]  # fmt: skip
+    return markdown(["Measured", "torchdeq 0.1.0", "Now", "How"], rows)
+
+
+def _steps() -> list[dict[str, Any]]:
+    runs: list[dict[str, Any]] = read("gradients")["training"]["runs"]
+    return runs
+
+
 @table("left")
 def left() -> str:
     """Return the microseconds of one evaluation by part: f, operators of torch, Python."""
