@@ -1,7 +1,8 @@
 """How long do other libraries take to the same residual? jaxopt and optimistix, jitted, and SciPy.
 
 `python -m benchmarks.rivals --python PATH` runs all contestants in turns, one thread each, and
-saves `results/rivals.json`. PATH is the Python of an environment made for it:
+saves `results/rivals.json`; with `--count` it only counts the evaluations of our own solvers, for
+`results/rival_evaluations.json`. PATH is the Python of an environment made for it:
 
     python3 -m venv .bench/jax
     .bench/jax/bin/python -m pip install "jax[cpu]" jaxopt optimistix
@@ -122,10 +123,22 @@ def own(name: str, made: dict[str, Case]) -> Rival:
     def run(case: str, tol: float) -> Any:
         return solve(made[case].f, made[case].z0, name, 400, tol)[0]
 
+    def count(case: str, tol: float) -> int:
+        calls = 0
+
+        def f(z: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return made[case].f(z)
+
+        solve(f, made[case].z0, name, 400, tol)
+        return calls
+
     return Rival(
         f"ours {name}",
         lambda case, tol: residual(made[case], run(case, tol)),
         lambda case, tol, least: seconds(lambda: run(case, tol), least),
+        count,
     )
 
 
@@ -217,6 +230,19 @@ def compare(case: str, rivals: list[Rival], rounds: int, least: float) -> list[R
     return [Row(case, name, *found, spread.get(name)) for name, found in reached.items()]
 
 
+def count_ours(made: dict[str, Case]) -> list[dict[str, Any]]:
+    """Return the evaluations of our own solvers to the residual, by map."""
+    rows = []
+    for case in made:
+        for rival in (own(name, made) for name in OURS):
+            tol, _ = rival.tolerance(case)
+            assert tol is not None, (case, rival.name)
+            rows.append(
+                {"case": case, "contestant": rival.name, "evaluations": rival.count(case, tol)}
+            )
+    return rows
+
+
 def show(rows: list[Row]) -> str:
     """Return the table as text."""
     header = ["case", "contestant", "own tolerance", "residual", "ms", "iqr"]
@@ -249,11 +275,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rivals", description=__doc__)
     parser.add_argument("--python", help="of the environment with jaxopt and optimistix")
     parser.add_argument("--rounds", type=int, default=7, help="turns per contestant")
+    parser.add_argument("--count", action="store_true", help="evaluations of ours, no times")
     parser.add_argument("--quick", action="store_true", help="one map, one round; not saved")
     options = parser.parse_args()
     use_one_thread("benchmarks.rivals")
     torch.set_grad_enabled(False)
     made = problems()
+    if options.count:
+        counts = count_ours(made)
+        print(*counts, sep="\n")
+        store(RESULTS / "rival_evaluations.json", {"goal": GOAL, "rows": counts}, seeds=[0])
+        return
     rounds, least = (1, 0.01) if options.quick else (options.rounds, 0.2)
     with jax_rivals(options.python, made) as others:
         rivals = [own(n, made) for n in OURS] + [scipy(n, made) for n in SCIPY] + others

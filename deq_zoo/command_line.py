@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from importlib.util import find_spec
 from itertools import pairwise
-from pathlib import Path
-from runpy import run_path
 from typing import Any, NoReturn
 
 from deq_zoo.arguments import COMMANDS, add_arguments
 from deq_zoo.errors import ZooError
+from deq_zoo.packages import installed_version
 from deq_zoo.spelling import did_you_mean, suggest
 
 _WITH_FLAGS = ("info", "train", "evaluate", "convert")
@@ -74,15 +72,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         hint = did_you_mean(wrong, chosen._option_string_actions) if flags else ""
         chosen.error(f"unknown argument {wrong!r}{hint}")
     return args
-
-
-def installed_version() -> str:
-    """Return the version of the library, without importing it: that would import torch."""
-    package = find_spec("torchdeq")
-    assert package is not None
-    assert package.origin is not None
-    values = run_path(str(Path(package.origin).with_name("_version.py")))
-    return str(values["__version__"])
 
 
 def _add_arguments(parser: Parser, command: str, words: Sequence[str]) -> None:

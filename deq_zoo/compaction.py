@@ -10,10 +10,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from deq_zoo.model import Model
 from deq_zoo.output import Output
 
-#: Operations of one evaluation of f from which compaction pays on a CPU. Measured with dense and
-#: convolutional maps: 4 million take about 100 microseconds. Below, copying rows costs more than it
-#: saves; above, a batch whose samples finish together loses a few per cent, and one in which a few
-#: samples take long becomes several times faster.
+#: Operations of one evaluation of f from which compaction is switched on. A cautious choice, not a
+#: measured limit: with convolutions of 2.4 million operations and more, a batch in which one of 32
+#: samples takes long is several times faster, and one whose samples finish together loses nothing
+#: (`benchmarks/choices.py`). Smaller maps, where copying rows may cost more, were not measured.
 LEAST_OPERATIONS = 4_000_000
 LEAST_SAMPLES = 8
 _log = logging.getLogger("deq_zoo")
@@ -62,7 +62,7 @@ class Compaction:
         return out
 
     def _can_finish_early(self) -> bool:
-        """Return whether samples stop by themselves, on a device where the limit was measured."""
+        """Return whether samples stop by themselves, on the kind of device that was measured."""
         if self._deq is None or self._model.device.type != "cpu":
             return False
         config = self._deq.config

@@ -43,6 +43,13 @@ from deq_zoo.task import Split
 _NOT_LISTED = {"seed", *CHANGEABLE} - {"steps", "epochs"}
 WORDS = ("summary", "data", "examples", "limits")
 NOTES = Path(__file__).parent / "pretrained"
+#: The scores that choose models, in the words of the table of docs/zoo.md.
+_IN_WORDS = {
+    "accuracy": "{:.1f} % right",
+    "aepe": "mean end-point error of {:.2f} pixels",
+    "exact": "{:.1f} % solved without an error",
+    "loss": "mean squared error {:.3f} of its predictions",
+}
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-6  # errors of half precision that a weight may have
 
 
@@ -117,9 +124,11 @@ def table() -> str:
     """Return the pretrained models as the table of docs/zoo.md."""
     lines = ["| Model | What it does | Test | MB | Seeds |", "| --- | --- | --- | --- | --- |"]
     for card in map(pretrained_card, names()):
-        scores = ", ".join(f"{key} {value:.4g}" for key, value in card.scores["test"].items())
+        score = _IN_WORDS.get(card.score, f"{card.score} {{:.4g}}")
+        score = score.format(card.scores["test"][card.score])
+        link = f"[`{card.name}`](../deq_zoo/pretrained/{card.name}.md)"
         size, seeds = f"{card.size / 1e6:.2f}", len(card.runs)
-        lines.append(f"| `{card.name}` | {card.summary} | {scores} | {size} | {seeds} |")
+        lines.append(f"| {link} | {card.summary} | {score} | {size} | {seeds} |")
     return "\n".join(lines)
 
 

@@ -1,3 +1,3 @@
 """The version, which the build reads without importing the package."""
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"

@@ -99,14 +99,16 @@ class DEQConfig:
     )
     compile_f: bool = option(
         False,
-        "run f as graphs of torch.compile; pays if an evaluation takes about a millisecond or more",
+        "run f as graphs of torch.compile; did not pay for dense layers on a CPU: measure yours",
     )
 
     norm_type: str = option("weight_norm", "normalisation: weight_norm, spectral_norm or none")
     norm_no_scale: bool = option(False, "fix the norm to norm_target_norm instead of learning it")
     norm_clip: bool = option(False, "only shrink weights: scale by at most norm_clip_value")
     norm_clip_value: float = option(1.0, "the largest factor a weight is scaled by")
-    norm_target_norm: float = option(1.0, "the norm of weights if it is not learnt")
+    norm_target_norm: float = option(
+        1.0, "the norm of weights if it is not learnt, else where a spectral norm starts"
+    )
     sn_n_power_iters: int = option(1, "power iterations per step of the spectral norm's estimate")
 
     core: str = option("sliced", "how training states are sampled: sliced or indexing")

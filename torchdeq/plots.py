@@ -41,9 +41,7 @@ def new_axes(width: float = 5.6, height: float = 3.4) -> tuple[Figure, Any]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(
-            'plots need matplotlib: pip install "torchdeq[insight]", or pip install matplotlib'
-        ) from error
+        raise ImportError("plots need matplotlib: pip install matplotlib") from error
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
     axes.grid(alpha=0.3)

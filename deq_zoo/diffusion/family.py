@@ -1,6 +1,7 @@
 """The declaration of the family `diffusion`; it imports nothing of the family."""
 
 from deq_zoo.family import Family
+from deq_zoo.packages import install
 
 FAMILY = Family(
     name="diffusion",
@@ -8,7 +9,7 @@ FAMILY = Family(
     presets="deq_zoo.diffusion.presets",
     tasks=("deq_zoo.diffusion.task:Denoise",),
     packages=("diffusers", "mlxtend"),
-    install="pip install 'torchdeq[diffusion]'",
+    install=install("diffusion"),
     predicts="Image files to invert; the noise (safetensors) and the reconstruction (PNG) of each.",
     samples="Images from noise, side by side in a PNG file.",
     converter="deq_zoo.diffusion.convert",

@@ -1,6 +1,7 @@
 """The declaration of the family `flow`; it imports nothing of the family."""
 
 from deq_zoo.family import Family
+from deq_zoo.packages import install
 
 FAMILY = Family(
     name="flow",
@@ -12,7 +13,7 @@ FAMILY = Family(
         "deq_zoo.flow.scene_task:SceneTask",
     ),
     packages=("skimage", "sklearn"),
-    install="pip install 'torchdeq[flow]'",
+    install=install("flow"),
     predicts="Frames, videos or the folder of a benchmark; flows are written as .flo and .png.",
     converter="deq_zoo.flow.convert",
     service="deq_zoo.flow.service",

@@ -1,6 +1,7 @@
 """The declaration of the family `ignn`; it imports nothing of the family."""
 
 from deq_zoo.family import Family
+from deq_zoo.packages import install
 
 FAMILY = Family(
     name="ignn",
@@ -13,7 +14,7 @@ FAMILY = Family(
         "deq_zoo.ignn.set_task:GraphClassTask",
     ),
     packages=("networkx", "torchmetrics"),
-    install="pip install 'torchdeq[ignn]'",
+    install=install("ignn"),
     predicts="Graphs in .npz files; their classes are printed, with --out also written as CSV.",
     converter="deq_zoo.ignn.convert",
     service="deq_zoo.ignn.service",

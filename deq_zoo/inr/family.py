@@ -1,6 +1,7 @@
 """The declaration of the family `inr`; it imports nothing of the family."""
 
 from deq_zoo.family import Family
+from deq_zoo.packages import install
 
 FAMILY = Family(
     name="inr",
@@ -13,7 +14,7 @@ FAMILY = Family(
         "deq_zoo.inr.shape_task:FitShape",
     ),
     packages=("scipy", "skimage"),
-    install="pip install 'torchdeq[inr]'",
+    install=install("inr"),
     samples="The signal at any resolution, as PNG, WAV or video.",
     converter="deq_zoo.inr.convert",
     service="deq_zoo.inr.service",

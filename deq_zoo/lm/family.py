@@ -1,6 +1,7 @@
 """The declaration of the family `lm`; it imports nothing of the family."""
 
 from deq_zoo.family import Family
+from deq_zoo.packages import install
 
 FAMILY = Family(
     name="lm",
@@ -8,7 +9,7 @@ FAMILY = Family(
     presets="deq_zoo.lm.presets",
     tasks=("deq_zoo.lm.task:LanguageTask",),
     packages=("tokenizers",),
-    install="pip install 'torchdeq[lm]'",
+    install=install("lm"),
     predicts="Text files; prints the perplexity of each, --out writes log-probabilities as JSON.",
     samples="Text that continues a prompt; prints it line by line, --out writes sample.txt.",
     converter="deq_zoo.lm.convert",

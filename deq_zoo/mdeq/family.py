@@ -1,6 +1,7 @@
 """The declaration of the family `mdeq`; it imports nothing of the family."""
 
 from deq_zoo.family import Family
+from deq_zoo.packages import install
 
 FAMILY = Family(
     name="mdeq",
@@ -8,7 +9,7 @@ FAMILY = Family(
     presets="deq_zoo.mdeq.presets",
     tasks=("deq_zoo.mdeq.task:ClassifyImages",),
     packages=("mlxtend",),
-    install="pip install 'torchdeq[mdeq]'",
+    install=install("mdeq"),
     predicts="Image files; the likeliest classes of each are printed.",
     converter="deq_zoo.mdeq.convert",
     service="deq_zoo.mdeq.service",

@@ -43,7 +43,7 @@ def operators(path: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def need_onnx() -> None:
     for name in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(name, reason="pip install 'torchdeq[export]'")
+        pytest.importorskip(name, reason="the extra export is not installed")
 
 
 @pytest.mark.parametrize(

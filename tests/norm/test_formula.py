@@ -221,6 +221,34 @@ def test_power_iteration_follows_the_weight_in_training_only() -> None:
     )
 
 
+def largest_norm_in_training(seed: int, **options: Any) -> float:
+    """Return the largest spectral norm of a weight in 100 steps of Adam towards large outputs."""
+    torch.manual_seed(seed)
+    layer: Any = nn.Linear(32, 32)
+    apply_norm(layer, "spectral_norm", target_norm=0.9, **options)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=1e-2)
+    x, y = torch.randn(64, 32), 3 * torch.randn(64, 32)
+    largest = 0.0
+    for _ in range(100):
+        reset_norm(layer)
+        largest = max(largest, float(torch.linalg.matrix_norm(layer.weight.detach(), 2)))
+        loss = (layer(x) - y).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return largest
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("clip", [True, False])
+def test_training_keeps_a_fixed_norm_below_one(seed: int, clip: bool) -> None:
+    assert largest_norm_in_training(seed, learn_scale=False, clip=clip, n_power_iterations=20) < 1
+
+
+def test_training_raises_a_learnt_norm_although_its_factor_is_clipped() -> None:
+    assert largest_norm_in_training(0, clip=True, n_power_iterations=20) > 1.5
+
+
 def test_a_second_forward_pass_leaves_the_graph_of_the_first_alone() -> None:
     layer: Any = nn.Linear(4, 3)
     apply_norm(layer, "spectral_norm")

@@ -87,7 +87,7 @@ def test_every_family_gives_its_own_answers_as_a_program_and_in_onnxruntime(
     family: str, tmp_path: Path
 ) -> None:
     for package in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(package, reason="pip install 'torchdeq[export]'")
+        pytest.importorskip(package, reason="the extra export is not installed")
     exportable, deq = make(family)
     solver = "anderson" if deq.f_solver == "broyden" else None
     if solver:

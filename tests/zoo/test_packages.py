@@ -26,9 +26,10 @@ from deq_zoo.family import (
     preset_summaries,
     register_family,
 )
-from deq_zoo.packages import FRAME, missing, optional, require_family
+from deq_zoo.packages import FRAME, install, missing, optional, require_family
 from deq_zoo.preset import PRESETS, find_preset, load_presets
 from deq_zoo.values import from_data, to_data
+from torchdeq import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = [name for name, family in families().items() if family.package == "deq_zoo"]
@@ -79,7 +80,20 @@ def test_every_family_has_an_extra_with_what_it_needs() -> None:
         family = find_family(name)
         assert {*FRAME, *family.packages} <= modules(name), name
         assert modules(name) <= modules("zoo")
-        assert family.install == f"pip install 'torchdeq[{name}]'"
+        assert family.install == install(name)
+
+
+def test_the_command_names_the_clone_from_any_folder_and_outside_of_a_clone_the_wheel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert install("serve") == "pip install -e '.[serve]'"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").touch()  # of another project
+    assert install("serve") == f"pip install -e '{ROOT}[serve]'"
+    monkeypatch.setattr("deq_zoo.packages._ROOT", tmp_path / "site-packages")
+    wheel = f"dist/torchdeq-{__version__}-py3-none-any.whl"
+    assert install("serve") == f"pip install '{wheel}[serve]'"
 
 
 def test_every_requirement_has_a_lower_bound() -> None:
@@ -97,11 +111,11 @@ def test_a_family_without_its_packages_says_what_to_install(
     assert not missing(find_family("inr"))
     require_family(find_family("inr"))
     for ask in (lambda: find_preset("mdeq-smoke"), lambda: from_data(data)):
-        with pytest.raises(MissingPackage, match=r"mlxtend: pip install 'torchdeq\[mdeq\]'$"):
+        with pytest.raises(MissingPackage, match=r"mlxtend: pip install -e '.*\[mdeq\]'$"):
             ask()
     assert main(["info", "mdeq-smoke"]) == 2
     message = capsys.readouterr().err
-    assert message == "deq-zoo: mdeq models need mlxtend: pip install 'torchdeq[mdeq]'\n"
+    assert message == f"deq-zoo: mdeq models need mlxtend: {install('mdeq')}\n"
 
 
 def test_the_list_marks_families_that_are_not_installed(
@@ -110,7 +124,7 @@ def test_the_list_marks_families_that_are_not_installed(
     without(monkeypatch, "sklearn")
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    mark = "(not installed: sklearn: pip install 'torchdeq[flow]')"
+    mark = f"(not installed: sklearn: {install('flow')})"
     marked = [line for line in lines if mark in line]
     assert marked == [line for line in lines if line.startswith("flow-")]
     assert {line.split("-")[0] for line in lines} >= set(FAMILIES)
@@ -119,7 +133,7 @@ def test_the_list_marks_families_that_are_not_installed(
 def test_an_optional_module_names_its_extra() -> None:
     assert optional("json", "video", "videos").dumps([]) == "[]"
     with pytest.raises(
-        MissingPackage, match=r"^videos need no_such: pip install 'torchdeq\[video\]'$"
+        MissingPackage, match=r"^videos need no_such: pip install -e '.*\[video\]'$"
     ):
         optional("no_such.part", "video", "videos")
 

@@ -75,14 +75,14 @@ def choose_solver() -> str:
          f"32 x 4096: {_solve('mlp-wide', 'fixed_point_iter')}, {_solve('mlp-wide', 'anderson')}, "
          f"{_solve('mlp-wide', 'broyden')}; attention: {_solve('attention', 'fixed_point_iter')}, "
          f"{_solve('attention', 'anderson')}, {_solve('attention', 'broyden')}", SOLVES],
-        ["`f` does not contract", "`broyden`",
+        ["`f` does not contract", "`broyden`, as published for transformers",
          f"a transformer with spectral radii of {radii}: residuals of {ends} after {evaluations} "
-         "evaluations; other solvers were not measured there", _family("lm")],
+         "evaluations; no comparison: other solvers were not measured there", _family("lm")],
         ["tight tolerances", "`anderson` or `broyden`; `newton_krylov` where both fail",
          f"to 1e-6, attention: {_solve('attention', 'anderson', 1e-6)}, "
          f"{_solve('attention', 'broyden', 1e-6)}, {_solve('attention', 'newton_krylov', 1e-6)}; "
          "a map on which Newton-Krylov wins is not among ours", SOLVES],
-        ["`f` is unknown", "`auto`",
+        ["you do not know how `f` behaves", "`auto`",
          f"{_auto()} times as long as the fastest of the four, by map", SOLVES],
         ["a fixed budget, no residual wanted", "`simple_fixed_point_iter`",
          f"{_bare('simple_fixed_point_iter')} times as long as bare calls of `f`, by map; "
@@ -237,7 +237,13 @@ def _load(load: str) -> str:
     return f"speed-up: {', '.join(gains)}; useful share of fixed batches: {', '.join(shares)}"
 
 
-@table("stream", "flow/reuse", "recorded/reason_halting", "serving")
+def _compact(hard: int) -> str:
+    """Return how much faster compacted batches are, smallest and largest, by hard samples."""
+    gains = [row["speed_up"] for row in read("choices")["compacted"] if row["hard"] == hard]
+    return f"{min(gains):.2f} to {max(gains):.2f}"
+
+
+@table("stream", "choices", "flow/reuse", "recorded/reason_halting", "serving")
 def choose_stream() -> str:
     """Return when to stream."""
     films = {
@@ -249,6 +255,9 @@ def choose_stream() -> str:
     head, residual = halts["the head"], halts["the residual"]
     rows = [
         ["few hard samples among many easy ones", "stream", _load("conv, 1 hard in 64"), STREAMS],
+        ["the same, within one batch", "`compact=True`",
+         f"one hard in 32, speed-up: {_compact(1)}; all equal: {_compact(0)}",
+         "[large batches](precision.md#large-batches)"],
         ["passages of a text, unequally hard", "stream", _load("lm-quick, passages"), STREAMS],
         ["samples are equally hard", "fixed batches",
          f"an MLP, {_load('MLP 256, equal')}; digits, {_load('mdeq-quick, test set')}", STREAMS],
@@ -261,8 +270,8 @@ def choose_stream() -> str:
          f"{residual['exact']:.1f} % with {residual['evaluations']:.1f}",
          _family("reason", "inference")],
         ["requests that come one by one", "`deq-zoo serve`",
-         f"{load['per_second']:.0f} requests a second, 50 at a time; latency "
-         f"{load['p50_ms']:.0f} ms, 99th percentile {load['p99_ms']:.0f} ms",
+         f"no comparison; one figure: {load['per_second']:.0f} requests a second, 50 at a time; "
+         f"latency {load['p50_ms']:.0f} ms, 99th percentile {load['p99_ms']:.0f} ms",
          "[serving](serving.md#a-server)"],
     ]  # fmt: skip
     return markdown(HEADER, rows)

@@ -16,6 +16,8 @@ SOLVERS = {
     "fixed_point_iter": "plain", "anderson": "Anderson", "broyden": "Broyden",
     "newton_krylov": "Newton-Krylov",
 }  # fmt: skip
+#: Maps of `benchmarks/rivals.py`.
+CASES = {"mlp": "32 x 64", "wide": "32 x 1024", "cell": "64 x 256, hidden 1024"}
 
 
 def solved(case: str, solver: str, tol: float) -> dict[str, Any]:
@@ -49,38 +51,44 @@ def solvers() -> str:
 
 @table("solvers", "recorded/broyden_memory")
 def memory() -> str:
-    """Return the states that a solve holds at its peak."""
+    """Return the states that a solve holds at its peak, ours and those of torchdeq 0.1.0."""
     found = read("solvers")["memory"]
-    states = {row["solver"]: f"{row['peak']['ours'] / found['state']:.0f}" for row in found["rows"]}
+    peaks = {row["solver"]: row["peak"] for row in found["rows"]}
     limited = read("recorded/broyden_memory")
+
+    def states(solver: str) -> list[str]:
+        both = (peaks[solver].get(who) for who in ("ours", "0.1.0"))
+        return ["" if peak is None else f"{peak / found['state']:.0f}" for peak in both]
+
     rows = [
-        ["one call of `f` alone", f"{found['bare'] / found['state']:.0f}", ""],
-        ["`fixed_point_iter`", states["fixed_point_iter"], "nothing"],
-        ["`anderson`, `m` = 6", states["anderson"], "two states for each iterate of the window"],
+        ["one call of `f` alone", *[f"{found['bare'] / found['state']:.0f}"] * 2, ""],
+        ["`simple_fixed_point_iter`", *states("simple_fixed_point_iter"), "nothing"],
+        ["`fixed_point_iter`", *states("fixed_point_iter"), "nothing"],
+        ["`anderson`, `m` = 6", *states("anderson"), "two states for each iterate of the window"],
         [
             f"`broyden`, `l_thres` = {limited['l_thres']}",
             str(limited["states"]),
+            "",
             "two states for each term",
         ],
         [
             "`broyden`, all terms",
-            states["broyden"],
+            *states("broyden"),
             "two states for each evaluation, and room to grow",
         ],
         [
             "`newton_krylov`, `inner` = 20",
-            states["newton_krylov"],
+            *states("newton_krylov"),
             "one state for each vector of the Krylov space",
         ],
-        ["`auto`", states["auto"], "that of the solvers it reaches"],
+        ["`auto`", *states("auto"), "that of the solvers it reaches"],
     ]
-    return markdown(["Solver", "States at the peak", "Grows with"], rows)
+    return markdown(["Solver", "States at the peak", "In torchdeq 0.1.0", "Grows with"], rows)
 
 
 @table("rivals")
 def rivals() -> str:
     """Return the time of each contestant to a relative residual of 1e-5."""
-    cases = {"mlp": "32 x 64", "wide": "32 x 1024", "cell": "64 x 256, hidden 1024"}
     rows = read("rivals")["rows"]
     times = {
         (row["contestant"], row["case"]): f"{1e3 * row['time']['median']:.3g}"
@@ -88,10 +96,19 @@ def rivals() -> str:
         if row["time"] is not None
     }
     lines = [
-        [name, *(times.get((name, case), "not reached") for case in cases)]
+        [name, *(times.get((name, case), "not reached") for case in CASES)]
         for name in dict.fromkeys(row["contestant"] for row in rows)
     ]
-    return markdown(["Milliseconds", *cases.values()], lines)
+    return markdown(["Milliseconds", *CASES.values()], lines)
+
+
+@table("rival_evaluations")
+def rival_evaluations() -> str:
+    """Return the evaluations of our own solvers on the maps of the rivals."""
+    counts = {(r["contestant"], r["case"]): r for r in read("rival_evaluations")["rows"]}
+    names = dict.fromkeys(name for name, _ in counts)
+    rows = [[n, *(str(counts[n, case]["evaluations"]) for case in CASES)] for n in names]
+    return markdown(["Evaluations", *CASES.values()], rows)
 
 
 @table("one_graph")
@@ -167,6 +184,50 @@ def overhead() -> str:
     return markdown(["Map", *(SOLVERS[name] for name in plain)], lines)
 
 
+@table("gradients", "solvers", "cost")
+def beside_release() -> str:
+    """Return what torchdeq 0.1.0 needs and what this version needs, for the same work."""
+    names = dict(list(SOLVERS.items())[:3])
+    shown = " / ".join(names.values())
+    steps = {(r["case"], r["contestant"], r["adjoint"]): r for r in _steps()}
+    memory_of = {row["solver"]: row["peak"] for row in read("solvers")["memory"]["rows"]}
+    state = read("solvers")["memory"]["state"]
+    counts = read("cost")["counts"]
+
+    def launches(who: str) -> str:
+        return " / ".join(
+            f"{counts[who][f'{n}, tensor, small, tolerance, cpu']['launches']:.0f}" for n in names
+        )
+
+    def peaks(who: str) -> str:
+        return " / ".join(f"{memory_of[name][who] / state:.0f}" for name in names)
+
+    rows = [
+        [
+            f"a training step to the same residuals, {MAPS[case]}: milliseconds",
+            *(f"{1e3 * steps[key]['seconds']['median']:.0f}" for key in (
+                (case, "0.1.0", "anderson"), (case, "ours", "gmres"))),
+            "[gradients](gradients.md#what-it-costs)",
+        ]
+        for case in ("conv", "attention")
+    ]  # fmt: skip
+    rows += [
+        ["time of 30 evaluations, geometric mean of five maps and three solvers", "1",
+         f"{1 / read('solvers')['geometric_mean']['rounds']:.2f}",
+         "[benchmarks](benchmarks.md#beside-torchdeq-010-at-equal-calls)"],
+        [f"operators beside `f` in an evaluation, {shown}", launches("0.1.0"), launches("ours"),
+         "[design](design.md#decisions-on-the-host-states-on-the-device)"],
+        [f"states at the peak of a solve, {shown}", peaks("0.1.0"), peaks("ours"),
+         "[memory](memory.md)"],
+    ]  # fmt: skip
+    return markdown(["Measured", "torchdeq 0.1.0", "Now", "How"], rows)
+
+
+def _steps() -> list[dict[str, Any]]:
+    runs: list[dict[str, Any]] = read("gradients")["training"]["runs"]
+    return runs
+
+
 @table("left")
 def left() -> str:
     """Return the microseconds of one evaluation by part: f, operators of torch, Python."""
@@ -222,8 +283,9 @@ def serving() -> str:
     got = read("serving")
     before, after = got["resident_mb"]
     rows = [
-        [f"{got['requests']:,} requests, {got['at_a_time']} at a time", _fates(got["outcomes"])],
-        ["answers that were not to be expected", str(got["unexpected"])],
+        ["requests; at a time", f"{got['requests']:,}; {got['at_a_time']}"],
+        *([_request(name), f"{number:,}"] for name, number in got["outcomes"].items()),
+        ["answers with another status than expected", str(got["unexpected"])],
         ["requests per second", f"{got['per_second']:.0f}"],
         ["latency, median and 99th percentile", f"{got['p50_ms']:.0f} and {got['p99_ms']:.0f} ms"],
         ["memory of the server, before and after", f"{before:.0f} and {after:.0f} MB"],
@@ -232,5 +294,9 @@ def serving() -> str:
     return markdown(["", "Measured"], rows)
 
 
-def _fates(outcomes: dict[str, int]) -> str:
-    return ", ".join(f"{name} {number:,}" for name, number in outcomes.items())
+def _request(outcome: str) -> str:
+    """Return a kind of requests and how they ended, from `KIND: STATUS` or `leaving: left`."""
+    kind, _, end = outcome.partition(": ")
+    if end == "left":
+        return "clients that left before the answer"
+    return f"{kind} requests, status {end}" if kind == "good" else f"{kind}, status {end}"

@@ -33,9 +33,10 @@ def to_onnx(program: ExportedProgram, path: str | Path, check: bool = True) -> P
         check: run the model in `onnxruntime` on the example of the program, and raise
             `RuntimeError` if its answers differ.
     """
-    for package in _missing(*_ONNX, *(["onnxruntime"] if check else [])):
+    lacking = _missing(*_ONNX, *(["onnxruntime"] if check else []))
+    if lacking:
         raise ModuleNotFoundError(
-            f"{package} is not installed: pip install 'torchdeq[export]'", name=package
+            f"{lacking[0]} is not installed: pip install {' '.join(lacking)}", name=lacking[0]
         )
     path = Path(path)
     expected = _run_example(program)
@@ -84,7 +85,7 @@ def load_aoti(path: str | Path) -> Package:
 
 
 def has_onnx() -> bool:
-    """Return whether the packages for ONNX are installed: the extra `torchdeq[export]`."""
+    """Return whether the packages for ONNX are installed: the extra `export`."""
     return not _missing(*_ONNX, "onnxruntime")
 
 

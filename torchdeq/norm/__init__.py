@@ -1,4 +1,4 @@
-"""Norms of weights, computed once per forward pass: they bound the weights of `f`."""
+"""Norms of weights, computed once per forward pass."""
 
 from torchdeq.norm import base_norm, spectral_norm, weight_norm
 from torchdeq.norm.apply import (

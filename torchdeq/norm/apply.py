@@ -44,7 +44,7 @@ def apply_norm(
         norm_kwargs: options of the norm, e.g. `clip=True` (or `norm_clip=True`).
 
     Example:
-        >>> apply_norm(model, "spectral_norm", filter_out=["embedding"], target_norm=0.9)
+        >>> apply_norm(model, "spectral_norm", filter_out=["embedding"], learn_scale=False)
     """
     config = DEQConfig(args)
     norm_type = _chosen_norm(norm_type, config)

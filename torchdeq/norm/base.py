@@ -43,11 +43,15 @@ class Norm(ABC):
 
     A row (or matrix) of norm zero gets the factor 1, so that gradients reach it.
 
+    Only `learn_scale=False` bounds the norm of `W` in training: a learnt `g` may grow, and `clip`
+    bounds the factor while `V` may grow.
+
     Args:
         names: names of the parameters to normalise.
         dims: for each of these parameters, the dimension of its rows.
         learn_scale: whether `g` is a parameter; otherwise it is the constant `target_norm`.
-        target_norm: the norm of the weights if `learn_scale` is False.
+        target_norm: the norm of the weights if `learn_scale` is False; otherwise where `g` of the
+            spectral norm starts.
         clip: whether the factor is bounded by `clip_value`.
         clip_value: the bound `t` of the factor.
     """

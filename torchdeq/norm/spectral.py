@@ -30,7 +30,8 @@ class SpectralNorm(Norm):
     buffers: `weight_u` and `weight_v`. The other options are those of `Norm`.
 
     Args:
-        n_power_iterations: steps of power iteration per call.
+        n_power_iterations: steps of power iteration per call. The estimate lags behind weights that
+            change fast: with one step the norm of `W` can be above `target_norm` for a while.
         eps: a vector shorter than this is not normalised; the previous estimate stays.
     """
 

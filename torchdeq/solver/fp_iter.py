@@ -58,7 +58,7 @@ class FixedPointIter(Solver[None]):
 @SOLVERS.register("simple_fixed_point_iter")
 @dataclass(frozen=True, kw_only=True)
 class SimpleFixedPointIter(Solver[None]):
-    """Plain iteration without residual checks, as fast as bare calls of `f`.
+    """Plain iteration without residual checks: the least work beside the calls of `f`.
 
     It spends the whole budget, reads nothing back from the device and returns the last state, good
     or bad. A recorded state is the current one. The statistics are those of the last pair

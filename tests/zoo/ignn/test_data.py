@@ -199,7 +199,7 @@ def test_missing_files_are_errors(tmp_path: Path) -> None:
 
 def test_mutag_needs_its_package_or_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deq_zoo.ignn.readers.find_spec", lambda name: None)
-    with pytest.raises(ZooError, match=r"package grakel: pip install 'torchdeq\[graphs\]'"):
+    with pytest.raises(ZooError, match=r"package grakel: pip install -e '.*\[graphs\]'"):
         tu(None, "MUTAG")
 
 

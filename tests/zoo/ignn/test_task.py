@@ -134,7 +134,7 @@ def test_without_pyg_a_download_names_the_extra_that_has_it(
     monkeypatch.setitem(sys.modules, "torch_geometric", None)
     monkeypatch.setitem(sys.modules, "torch_geometric.datasets", None)
     task = NodeTask(data="cora", data_dir=str(tmp_path), download=True)
-    message = r"downloads of graphs need torch_geometric: pip install 'torchdeq\[ignn\]'"
+    message = r"downloads of graphs need torch_geometric: pip install -e '.*\[ignn\]'"
     with pytest.raises(MissingPackage, match=message):
         task.open_data()
 

@@ -18,6 +18,7 @@ from PIL import Image
 
 from benchmarks.load import image_bomb
 from deq_zoo.cli import main
+from deq_zoo.packages import install
 from tests.zoo.served import as_file
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
@@ -201,7 +202,7 @@ def test_a_missing_package_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     assert main(["serve", "runs/none"]) == 2
-    assert f"servers need {package}: pip install 'torchdeq[serve]'" in capsys.readouterr().err
+    assert f"servers need {package}: {install('serve')}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
