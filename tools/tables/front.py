@@ -78,7 +78,7 @@ def front_families() -> str:
     flow = read("pretrained_flow/flow-nano")["errors"]["middlebury"]
     rows = {
         "mdeq": (
-            "[MDEQ](deq_zoo/mdeq/README.md): images",
+            "[MDEQ](deq_zoo/mdeq/README.md), multiscale networks: images",
             "deq-zoo predict mdeq-digits photo.png",
             f"{_test('mdeq-digits', 'accuracy'):.1f} % of 1,000 digits",
             _published("mdeq-cifar10-large", "% of CIFAR-10"),
@@ -90,20 +90,20 @@ def front_families() -> str:
             _published("flow-things-h", "pixels on Sintel"),
         ),
         "diffusion": (
-            "[DEQ-DDIM](deq_zoo/diffusion/README.md): images from noise",
+            "[DEQ-DDIM](deq_zoo/diffusion/README.md), diffusion: images from noise",
             "deq-zoo sample diffusion-digits",
             f"{_recognised('deq-zoo sample diffusion-digits'):.0f} % of samples recognised",
             _published("diffusion-cifar10", "squared error of inversions"),
         ),
         "inr": (
-            "[DEQ-INR](deq_zoo/inr/README.md): signals as fields",
+            "[DEQ-INR](deq_zoo/inr/README.md), implicit representations: signals",
             "deq-zoo train inr-quick",
             f"{best_psnr('psnr-images', 'DEQ-SIREN'):.1f} dB between the pixels of photographs, "
             f"a SIREN {best_psnr('psnr-images', 'SIREN'):.1f}, each stopped at its best",
             _published("inr-nature", "dB"),
         ),
         "ignn": (
-            "[IGNN](deq_zoo/ignn/README.md): graphs",
+            "[IGNN](deq_zoo/ignn/README.md), implicit graph networks: graphs",
             "deq-zoo evaluate ignn-chains",
             f"{_test('ignn-chains', 'accuracy'):.0f} % along 100 nodes",
             _published("ignn-ppi-large", "micro-F1 on PPI"),
@@ -116,7 +116,7 @@ def front_families() -> str:
             _published("lm-wt103-final", "on WikiText-103"),
         ),
         "reason": (
-            "[HRM, TRM, EqR](deq_zoo/reason/README.md): puzzles",
+            "[HRM, TRM, EqR](deq_zoo/reason/README.md), recursive reasoners: puzzles",
             "deq-zoo predict reason-6x6 puzzle.txt",
             f"{_test('reason-6x6', 'exact'):.1f} % of 500 Sudokus of 6 x 6",
             _published("reason-trm-sudoku", "% of Sudoku-Extreme"),
