@@ -118,8 +118,8 @@ def with_gradient(preset: Preset, options: dict[str, Any]) -> Preset:
 
 def gradients(size: Size, model: str) -> Iterator[Job]:
     """Yield a run of each gradient, with accuracy, residual, memory and time per step."""
-    for seed in range(size.seeds):
-        for name, preset in tasks(size).items():
+    for name, preset in tasks(size).items():
+        for seed in range(size.seeds):
             for rule, options in GRADIENTS.items():
                 run = replace(with_gradient(preset, options), seed=seed)
                 key = f"{name}, {rule}, {seed}"

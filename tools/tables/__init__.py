@@ -21,6 +21,7 @@ from tools.tables import (  # noqa: F401  each adds its tables
     library,
     processes,
     published,
+    reason,
     reproduced,
 )
 from tools.tables.frame import TABLES, pages, read, write

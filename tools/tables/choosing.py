@@ -243,16 +243,19 @@ def _compact(hard: int) -> str:
     return f"{min(gains):.2f} to {max(gains):.2f}"
 
 
-@table("stream", "choices", "flow/reuse", "recorded/reason_halting", "serving")
+@table("stream", "choices", "flow/reuse", "reason/halting", "serving")
 def choose_stream() -> str:
     """Return when to stream."""
     films = {
         (r["reuse"], r["most"]): r["aepe"] for r in read("flow/reuse")["rows"]
         if r["way"] == "correction, near starts" and not r["tolerance"]
     }  # fmt: skip
-    halts = {row["halt"]: row for row in read("recorded/reason_halting")["rows"]}
-    load = read("serving")
-    head, residual = halts["the head"], halts["the residual"]
+    halts, load = read("reason/halting")["rows"], read("serving")
+    head, residual, every = (
+        halts[name]
+        for name in ("stream, head, 0.01, residual", "stream, residual, 0.01, residual",
+                     "all restarts")
+    )  # fmt: skip
     rows = [
         ["few hard samples among many easy ones", "stream", _load("conv, 1 hard in 64"), STREAMS],
         ["the same, within one batch", "`compact=True`",
@@ -264,10 +267,11 @@ def choose_stream() -> str:
         ["frames of a video", "start from the last state",
          f"error with 2 evaluations and the last state {films[True, 2]:.2f}, with 12 from zero "
          f"{films[False, 12]:.2f}", _family("flow")],
-        ["a learnt halting signal",
+        ["a learnt halting signal, and restarts",
          "stream; halt by the head for speed, by the residual for accuracy",
          f"{head['exact']:.1f} % exact with {head['evaluations']:.1f} evaluations, "
-         f"{residual['exact']:.1f} % with {residual['evaluations']:.1f}",
+         f"{residual['exact']:.1f} % with {residual['evaluations']:.1f}; {every['starts']} full "
+         f"solves of every puzzle, {every['top1']:.1f} % with {every['evaluations']:.0f}",
          _family("reason", "inference")],
         ["requests that come one by one", "`deq-zoo serve`",
          f"no comparison; one figure: {load['per_second']:.0f} requests a second, 50 at a time; "

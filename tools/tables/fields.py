@@ -1,4 +1,4 @@
-"""Tables of DEQ-INR, IGNN and the reasoners."""
+"""Tables of DEQ-INR and IGNN."""
 
 from __future__ import annotations
 
@@ -122,17 +122,5 @@ def ignn_layout() -> str:
         [
             [row["layout"], f"{row['times_ours']:.1f}", f"{row['peak_mb']:.0f} MB"]
             for row in read("ignn/layout")["rows"]
-        ],
-    )
-
-
-@table("recorded/reason_halting")
-def reason_halting() -> str:
-    """Return exact answers and evaluations by the rule of halting."""
-    return markdown(
-        ["halting by", "exact, %", "evaluations for a puzzle, mean"],
-        [
-            [row["halt"], f"{row['exact']:.1f}", f"{row['evaluations']:.1f}"]
-            for row in read("recorded/reason_halting")["rows"]
         ],
     )
