@@ -182,9 +182,7 @@ class Reasoner(Model):
             **call: options of the DEQ for this call, e.g. `f_max_iter=30`.
         """
         u = self.inject(x, ids)
-        states = self._begin(
-            x.shape[0], z0, fresh, start
-        )  # `len` would fix an export
+        states = self._begin(x.shape[0], z0, fresh, start)  # `len` would fix an export
         if not self.training or self.gradient == "deq":
             reached, stats = self._solve(x, u, states, call)
         else:
