@@ -36,7 +36,7 @@ from deq_zoo.preset import Preset
 
 NAME = "lm_designs"
 RATES = (1e-3, 2e-3, 4e-3)
-_RAMP = 2000  # updates
+_RAMP = 2000  # updates in which the evaluations rise: about a third of a short run
 DESIGNS = ("explicit", "original", "convergent", "attractor")
 
 

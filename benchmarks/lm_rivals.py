@@ -97,15 +97,11 @@ class Plain(Attractor):
 class FromZeros(Attractor):
     """An attractor whose solve starts at zeros, not at the output of the backbone."""
 
-    def solve(
-        self,
-        c: Tensor,
-        around: Sequence[Surroundings],
-        kept: Tensor,
-        z0: Tensor | None = None,
-        **call: Any,
+    def forward(
+        self, ids: Tensor, z0: Tensor | None = None, *, memory: Memory | None = None, **call: Any
     ) -> LMOutput:
-        return super().solve(c, around, kept, torch.zeros_like(c) if z0 is None else z0, **call)
+        zeros = self.output_norm.weight.new_zeros(*ids.shape, self.config.width)
+        return super().forward(ids, zeros if z0 is None else z0, memory=memory, **call)
 
 
 @dataclass(frozen=True)
