@@ -1,11 +1,11 @@
 """Which gradient teaches a reasoner most, and how few evaluations do its answers need?
 
-`gradients` trains one network by five gradients, each for the same processor time: through the last
-two steps, through the last round, through a whole supervision step (phantom), by a reversible
-iteration, and by the implicit function theorem. `halting` compares many restarts of every puzzle
-with a stream that halts and starts again only where needed, `depth` goes beyond the depth of
-training, both with one trained model; `nine` is one run on 9x9 Sudokus with its learning curve. An
-interrupted part goes on where it was.
+`gradients` trains one network on 6x6 Sudokus by five gradients, each for the same processor time:
+through the last two steps, through the last round, through a whole supervision step (phantom), by a
+reversible iteration, and by the implicit function theorem; `mazes` does so on mazes. `halting`
+compares many restarts of every puzzle with a stream that halts and starts again only where needed,
+`depth` goes beyond the depth of training, both with one trained model; `nine` is one run on 9x9
+Sudokus with its learning curve. An interrupted part goes on where it was.
 """
 
 from __future__ import annotations
@@ -76,17 +76,12 @@ SMALL = Size(
 )  # fmt: skip
 
 
-def tasks(size: Size) -> dict[str, Preset]:
-    """Return the presets that the gradients are compared on, all without noise.
+def _quiet(preset: Preset) -> Preset:
+    """Return a preset without noise, whose evaluations are as deep as training.
 
     The published recursion draws noise for every step, and a solve has none: without it, runs
     differ in their gradient alone.
     """
-    presets = {"sudoku6": reason_sudoku6(), "maze13": reason_maze13()}
-    return {name: _quiet(sized(preset, size)) for name, preset in presets.items()}
-
-
-def _quiet(preset: Preset) -> Preset:
     task = preset.task
     assert isinstance(task, SolvePuzzles)
     depth = _STEPS * task.net.max_steps  # that of training
@@ -117,13 +112,23 @@ def with_gradient(preset: Preset, options: dict[str, Any]) -> Preset:
 
 
 def gradients(size: Size, model: str) -> Iterator[Job]:
+    """Yield a run of each gradient on 6x6 Sudokus."""
+    yield from _by_gradient("sudoku6", reason_sudoku6(), size)
+
+
+def mazes(size: Size, model: str) -> Iterator[Job]:
+    """Yield a run of each gradient on mazes of 13x13."""
+    yield from _by_gradient("maze13", reason_maze13(), size)
+
+
+def _by_gradient(name: str, preset: Preset, size: Size) -> Iterator[Job]:
     """Yield a run of each gradient, with accuracy, residual, memory and time per step."""
-    for name, preset in tasks(size).items():
-        for seed in range(size.seeds):
-            for rule, options in GRADIENTS.items():
-                run = replace(with_gradient(preset, options), seed=seed)
-                key = f"{name}, {rule}, {seed}"
-                yield Job(key, train, (run, size.seconds, size.points, file_of(size, key)))
+    preset = _quiet(sized(preset, size))
+    for seed in range(size.seeds):
+        for rule, options in GRADIENTS.items():
+            run = replace(with_gradient(preset, options), seed=seed)
+            key = f"{name}, {rule}, {seed}"
+            yield Job(key, train, (run, size.seconds, size.points, file_of(size, key)))
 
 
 def nine(size: Size, model: str) -> Iterator[Job]:
@@ -209,6 +214,7 @@ def by_stream(size: Size, source: str, search: Search, tol: float) -> Row:
 
 PARTS: dict[str, Callable[[Size, str], Iterator[Job]]] = {
     "gradients": gradients,
+    "mazes": mazes,
     "halting": halting,
     "depth": depth,
     "nine": nine,
@@ -225,7 +231,7 @@ def main() -> None:
     size = SMALL if args.small else Size()
     file = results_file("reason", args.small)
     for part in [args.only] if args.only else list(PARTS):
-        seeds = range(size.seeds if part == "gradients" else 1)
+        seeds = range(size.seeds if part in ("gradients", "mazes") else 1)
         make_rows(file, part, PARTS[part](size, args.model), seeds, args.processes)
 
 
