@@ -9,7 +9,7 @@ from typing import Literal
 from deq_zoo.checks import check_fields
 
 Kind = Literal["hrm", "trm", "eqr"]
-Mixer = Literal["attention", "mlp"]
+Mixer = Literal["attention", "mlp", "conv"]
 Position = Literal["none", "rope", "rope2d", "learned"]
 #: How training differentiates: as published for the kind (HRM: `one_step`, others: `round`),
 #: through the last inner and the last answer step, through the last round, or as the DEQ says.
@@ -30,10 +30,11 @@ class ReasonConfig:
         cells: cells of a puzzle.
         vocab: tokens; 0 is padding.
         width: size of the vector of each position.
-        heads: heads of the attention; the mixer `mlp` has none.
+        heads: heads of the attention; other mixers have none.
         blocks: blocks of the network that changes z (and y, if there is only one network).
         answer_blocks: blocks of a second network, which changes y; 0: one network does both.
-        mixer: how positions see each other: attention, or an MLP over all positions.
+        mixer: how positions see each other: attention, an MLP over all positions, or a 3x3
+            convolution over the board, which is in no published model.
         position: how the attention knows positions.
         rounds: rounds of a supervision step, T.
         inner: inner steps of a round, n; an answer step follows them.
@@ -43,6 +44,7 @@ class ReasonConfig:
         puzzle_width: size of a puzzle's own vector; 0: there is none.
         puzzle_ids: number of puzzles' own vectors.
         expansion: inner width of the MLPs relative to their input, before 2/3 of it are rounded up.
+        multiple: inner widths are rounded up to a multiple of it.
         step_share: share of the image in each step of EqR, its lambda; the rest is the old state.
         noise: standard deviation of the noise in each step of EqR, its beta.
         exploration: probability that a puzzle may not halt before a random number of steps.
@@ -64,6 +66,7 @@ class ReasonConfig:
     puzzle_width: int = 0
     puzzle_ids: int = 1
     expansion: float = 4.0
+    multiple: int = 256
     step_share: float = 0.95
     noise: float = 0.01
     exploration: float = 0.1
@@ -80,6 +83,7 @@ class ReasonConfig:
             "inner",
             "max_steps",
             "puzzle_ids",
+            "multiple",
         )
         check_fields(self, 2, "vocab")
         check_fields(self, 0, "answer_blocks", "slots", "puzzle_width", "noise", finite=True)
@@ -112,8 +116,8 @@ class ReasonConfig:
         where: dict[str, str] = {}
         if self.kind != "eqr":
             where |= dict.fromkeys(_NONE, f"kind={self.kind}")
-        if self.mixer == "mlp":
-            where["heads"] = "mixer=mlp"
+        if self.mixer != "attention":
+            where["heads"] = f"mixer={self.mixer}"
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in where and value not in (field.default, _NONE.get(field.name)):
@@ -125,9 +129,11 @@ class ReasonConfig:
         if self.mixer != "attention":
             if self.position in ("rope", "rope2d"):
                 raise ValueError(
-                    f"position={self.position} belongs to attention: the mixer mlp knows positions "
-                    "by its weights, set position=none"
+                    f"position={self.position} belongs to attention: the mixer {self.mixer} knows "
+                    "positions by its weights, set position=none"
                 )
+            if self.mixer == "conv":
+                self._check_board("mixer=conv")
             return
         parts = {"rope": 2, "rope2d": 4}.get(self.position, 1)
         if self.width % self.heads or self.width // self.heads % parts:
@@ -135,9 +141,13 @@ class ReasonConfig:
                 f"width={self.width} must be divisible by heads={self.heads}, and the width of a "
                 f"head by {parts} with position={self.position}"
             )
-        if self.position == "rope2d" and (self.extra or isqrt(self.cells) ** 2 != self.cells):
+        if self.position == "rope2d":
+            self._check_board("position=rope2d")
+
+    def _check_board(self, option: str) -> None:
+        if self.extra or isqrt(self.cells) ** 2 != self.cells:
             raise ValueError(
-                f"position=rope2d needs a square board without slots, got cells={self.cells} and "
+                f"{option} needs a square board without slots, got cells={self.cells} and "
                 f"{self.extra} slots"
             )
 

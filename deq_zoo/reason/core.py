@@ -165,6 +165,10 @@ class Core(nn.Module):
         return logits
 
     def halting(self, y: Tensor) -> Tensor:
-        """Return (B, 2), logits of halting and of going on, from the first position."""
-        q: Tensor = self.q_head(y[:, 0])
+        """Return (B, 2), logits of halting and of going on.
+
+        They are read from the first position; from the mean of all where positions only see their
+        neighbours.
+        """
+        q: Tensor = self.q_head(y.mean(1) if self.net.mixer == "conv" else y[:, 0])
         return q if q.dtype == torch.float64 else q.float()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import erf, exp, pi, sqrt
+from math import erf, exp, isqrt, pi, sqrt
 from typing import NamedTuple
 
 import torch
@@ -42,9 +42,9 @@ def rms(h: Tensor) -> Tensor:
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + _EPS)).to(h.dtype)
 
 
-def inner_width(size: int, expansion: float) -> int:
-    """Return the inner width of an MLP: 2/3 of the expanded size, up to a multiple of 256."""
-    return -(-round(expansion * size * 2 / 3) // 256) * 256
+def inner_width(size: int, expansion: float, multiple: int = 256) -> int:
+    """Return the inner width of an MLP: 2/3 of the expanded size, up to a multiple."""
+    return -(-round(expansion * size * 2 / 3) // multiple) * multiple
 
 
 class Linear(nn.Module):
@@ -72,9 +72,9 @@ class Embedding(nn.Module):
 class SwiGLU(nn.Module):
     r"""An MLP over the last axis: $D\,(\mathrm{silu}(g) \cdot v)$ with $(g, v) = G x$."""
 
-    def __init__(self, size: int, expansion: float) -> None:
+    def __init__(self, size: int, expansion: float, multiple: int) -> None:
         super().__init__()
-        inner = inner_width(size, expansion)
+        inner = inner_width(size, expansion, multiple)
         self.gate_up_proj = Linear(size, 2 * inner)
         self.down_proj = Linear(inner, size)
 
@@ -103,6 +103,20 @@ class Attention(nn.Module):
             F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, -1)
         )
         return out
+
+
+class Convolution(nn.Module):
+    """A 3x3 convolution over a square board: each cell sees itself and the eight around it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        shape, std = (width, width, 3, 3), (9 * width) ** -0.5
+        self.weight = nn.Parameter(truncated_normal(torch.empty(shape), std))
+
+    def forward(self, h: Tensor) -> Tensor:
+        side = isqrt(h.shape[1])
+        board = h.unflatten(1, (side, side)).permute(0, 3, 1, 2)  # channels last: no copy
+        return F.conv2d(board, self.weight, padding=1).permute(0, 2, 3, 1).flatten(1, 2)
 
 
 def rotation_angles(positions: int, size: int) -> Tensor:
@@ -162,10 +176,12 @@ class Block(nn.Module):
     def __init__(self, net: ReasonConfig) -> None:
         super().__init__()
         if net.mixer == "mlp":
-            self.mlp_t = SwiGLU(net.positions, net.expansion)
+            self.mlp_t = SwiGLU(net.positions, net.expansion, net.multiple)
+        elif net.mixer == "conv":
+            self.conv = Convolution(net.width)
         else:
             self.self_attn = Attention(net.width, net.heads)
-        self.mlp = SwiGLU(net.width, net.expansion)
+        self.mlp = SwiGLU(net.width, net.expansion, net.multiple)
 
     def mix(self, h: Tensor, tables: Tables | None) -> Tensor:
         """Return h after positions have seen each other, normalised.
@@ -175,6 +191,8 @@ class Block(nn.Module):
         if hasattr(self, "mlp_t"):
             g = h.mT
             return rms(g + self.mlp_t(g)).mT
+        if hasattr(self, "conv"):
+            return rms(h + self.conv(h))
         return rms(h + self.self_attn(h, tables))
 
     def forward(self, h: Tensor, tables: Tables | None) -> Tensor:

@@ -147,23 +147,27 @@ def reason_sudoku6() -> Preset:
 
 @PRESETS.register("reason-maze13")
 def reason_maze13() -> Preset:
-    """A small EqR with attention on generated mazes of 13x13 with one path each."""
-    net = replace(EQR_MAZE, cells=169, width=48, heads=4, inner=3, max_steps=8)
+    """A tiny EqR with a convolution on generated mazes of 13x13 with one path each."""
+    net = ReasonConfig(
+        cells=169, vocab=6, width=32, blocks=1, mixer="conv", rounds=2, inner=2, max_steps=8,
+        multiple=32,
+    )  # fmt: skip
     return Preset(
         task=SolvePuzzles(
             net=net,
             deq=_deq(64),
             search=Search(restarts=8),
+            cell_loss="softmax",
             data="maze",
             puzzles=4000,
             test_puzzles=500,
-            batch=32,
+            batch=8,
             decay=0.995,
         ),
         optim=Adam(lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, schedule=Cosine(warmup=100)),
-        steps=6000,
-        eval_every=200,
-        log_every=20,
+        steps=20_000,
+        eval_every=1000,
+        log_every=50,
     )
 
 
