@@ -47,6 +47,11 @@ def to_authors(state: Mapping[str, Tensor], averaged: bool = True) -> dict[str, 
         state: ours.
         averaged: return the average of the weights, if there is one.
     """
+    if any(".conv." in key for key in state):
+        raise CheckpointError(
+            "the authors' programs have no networks with a convolution (mixer=conv): their weights "
+            "can be neither read nor written"
+        )
     has_average = any(key.startswith("average.") for key in state)
     part = "average." if averaged and has_average else "core."
     theirs = {}

@@ -14,7 +14,7 @@ from deq_zoo.reason.average import as_buffers, blend
 from deq_zoo.reason.config import Gradient, ReasonConfig, SolveNoise
 from deq_zoo.reason.core import Core, Noise, States, Tail, check_whole
 from deq_zoo.reason.keyed import draw_frozen_noise
-from deq_zoo.reason.layers import Linear, truncated_normal
+from deq_zoo.reason.layers import Convolution, Linear, truncated_normal
 from deq_zoo.reason.optim import PuzzleRows
 from deq_zoo.reason.prediction import SolvedPuzzle, solve_one
 from deq_zoo.reason.reasoned import Reasoned, relative_change, replay
@@ -86,7 +86,7 @@ class Reasoner(Model):
     def weight_kind(self, name: str) -> WeightKind:
         owner, _, own = name.rpartition(".")
         inside = name.startswith(("core.L_level.", "core.H_level."))
-        if own == "weight" and isinstance(self.get_submodule(owner), Linear):
+        if own == "weight" and isinstance(self.get_submodule(owner), (Linear, Convolution)):
             return "core_matrix" if inside else "matrix"
         return "core_vector" if inside else "vector"
 
