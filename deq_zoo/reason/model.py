@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -126,6 +127,26 @@ class Reasoner(Model):
             for _ in range(2)
         )
         return States(y.to(like.device), z.to(like.device))
+
+    @property
+    def any_board(self) -> bool:
+        """Return whether the weights fit boards of any side: mazes, seen by a convolution."""
+        return self.net.mixer == "conv" and self.facts.get("puzzle") == "maze"
+
+    def for_side(self, side: int) -> Reasoner:
+        """Return a copy of the model for mazes of another side; raise `ValueError` if none fits."""
+        if not self.any_board:
+            raise ValueError(
+                f"mixer={self.net.mixer} on puzzles {self.facts.get('puzzle')!r} knows boards of "
+                "one size: mixer=conv knows mazes of any"
+            )
+        other = deepcopy(self)
+        net = replace(self.net, cells=side**2)
+        other.net = other.core.net = net
+        if other.average is not None:
+            other.average.net = net
+        other.facts = {**self.facts, "side": side}
+        return other
 
     @property
     def freezes_noise(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from deq_zoo.output import Output
 from deq_zoo.predictions import Failure, OutFolder, Prediction
 from deq_zoo.reason.core import States
 from deq_zoo.reason.inference import Answer, find_answer, find_answers
-from deq_zoo.reason.puzzles import Checked, Puzzle
+from deq_zoo.reason.puzzles import Checked, Puzzle, maze_side
 
 if TYPE_CHECKING:
     from deq_zoo.reason.model import Reasoner
@@ -67,13 +67,28 @@ def describe(puzzle: Puzzle, checked: Checked, answer: Answer) -> SolvedPuzzle:
     )
 
 
+def fit_board(model: Reasoner, x: Any) -> Reasoner:
+    """Return a model for the board of a puzzle: itself, or a copy for another side.
+
+    Args:
+        model: which may know boards of one side only.
+        x: a text, digits or tokens; not yet checked.
+    """
+    if not model.any_board:
+        return model
+    side = model.facts["side"]
+    if isinstance(x, str):
+        side = maze_side(x)
+    elif isinstance(x, (Tensor, np.ndarray, Sequence)):
+        side = isqrt(np.asarray(x, dtype=object).size)
+    return model if side in (0, model.facts["side"]) else model.for_side(side)
+
+
 def as_puzzle(x: Any, puzzle: Puzzle) -> Checked:
-    """Return one puzzle, checked: a text, a path of a text file, digits or tokens.
+    """Return one puzzle, checked: a text, digits or tokens.
 
     Raise `ZooError` for a puzzle that is impossible.
     """
-    if isinstance(x, Path):
-        x = read_text(x)
     if isinstance(x, str):
         puzzles = puzzle.read(x)
         if len(puzzles) != 1:
@@ -132,14 +147,17 @@ def predict_files(
     model: Reasoner, paths: Sequence[Path], out: OutFolder
 ) -> Iterator[Prediction | Failure]:
     """Yield the answers to all puzzles in text files; an impossible puzzle yields a `Failure`."""
-    puzzle = Puzzle(model.facts)
+    Puzzle(model.facts)  # raises for a model of other puzzles
     for path in paths:
         try:
-            puzzles = puzzle.read(read_text(path))
+            text = read_text(path)
+            fitting = fit_board(model, text)
+            puzzle = Puzzle(fitting.facts)
+            puzzles = puzzle.read(text)
         except ZooError as error:
             yield Failure(str(path), f"{path}: {error}")
             continue
-        yield from _solve_all(model, puzzle, path, puzzles)
+        yield from _solve_all(fitting, puzzle, path, puzzles)
 
 
 def _solve_all(
@@ -198,6 +216,9 @@ def solve_one(
     other = sorted(call.keys() - {"f_max_iter"})
     if other:
         raise TypeError(f"a prediction takes the option f_max_iter alone, got {', '.join(other)}")
+    Puzzle(model.facts)  # raises for a model of other puzzles
+    x = read_text(x) if isinstance(x, Path) else x
+    model = fit_board(model, x)
     puzzle = Puzzle(model.facts)
     checked = as_puzzle(x, puzzle)
     tokens = torch.tensor([checked.tokens], device=model.device)

@@ -198,6 +198,11 @@ class Puzzle:
         return "?" if not token else "." if token == 1 else str(token - 1)
 
 
+def maze_side(text: str) -> int:
+    """Return the side of the mazes in a text: the length of its longest line."""
+    return max(map(len, text.splitlines()), default=0)
+
+
 def _check_ends(maze: Sequence[int]) -> None:
     """Raise `ZooError` unless a maze has one start and one goal."""
     starts, goals = (list(maze).count(token) for token in (START, GOAL))

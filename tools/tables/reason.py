@@ -1,10 +1,60 @@
-"""Tables of the reasoners: halting and restarts, and depth beyond training."""
+"""Tables of the reasoners: gradients, halting and restarts, depth beyond training, 9x9 Sudokus."""
 
 from __future__ import annotations
+
+from statistics import mean
+from typing import Any
 
 from tools.tables.frame import markdown, power, read, table
 
 HALTS = {"residual": "the residual", "head": "the head", "both": "both"}
+GRADIENTS = {
+    "one step": "the last two steps, as HRM",
+    "round": "the last round, as TRM and EqR",
+    "phantom": "the whole last supervision step",
+    "reversible": "reversible iteration, two supervision steps",
+    "implicit": "implicit, GMRES with 12 products",
+}
+
+
+@table("reason/gradients")
+def reason_gradients() -> str:
+    """Return what each gradient teaches in the same time on 6x6 Sudokus."""
+    return _by_gradient(read("reason/gradients")["rows"], "sudoku6")
+
+
+@table("reason/mazes")
+def reason_maze_gradients() -> str:
+    """Return what each gradient teaches in the same time on mazes."""
+    return _by_gradient(read("reason/mazes")["rows"], "maze13")
+
+
+def _by_gradient(rows: dict[str, dict[str, Any]], task: str) -> str:
+    lines = []
+    for rule, words in GRADIENTS.items():
+        runs = [row for key, row in rows.items() if key.startswith(f"{task}, {rule}, ")]
+
+        def both(key: str, digits: int = 1, runs: list[dict[str, Any]] = runs) -> str:
+            return ", ".join(f"{run[key]:.{digits}f}" for run in runs)
+
+        lines.append(
+            [
+                words,
+                both("exact"),
+                both("exact at 4x"),
+                both("cells"),
+                ", ".join(power(run["residual"]) for run in runs),
+                both("spectral_radius", 2),
+                both("updates", 0),
+                f"{mean(run['ms_per_step'] for run in runs):.0f}",
+                f"{mean(run['peak_mb'] for run in runs):.0f}",
+            ]
+        )
+    return markdown(
+        ["gradient through", "exact, %", "4x deeper", "cells, %", "relative residual",
+         "spectral radius", "updates", "ms an update", "peak memory, MB"],
+        lines,
+    )  # fmt: skip
 
 
 @table("reason/halting")

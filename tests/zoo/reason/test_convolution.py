@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from deq_zoo.errors import CheckpointError
+from deq_zoo.errors import CheckpointError, ZooError
+from deq_zoo.predictions import OutFolder
 from deq_zoo.reason.convert import from_authors, to_authors
 from deq_zoo.reason.exporting import make_export
 from deq_zoo.reason.layers import Convolution, inner_width
+from deq_zoo.reason.mazes import Maze, draw_mazes
+from deq_zoo.reason.model import Reasoner
+from deq_zoo.reason.prediction import predict_files
+from deq_zoo.reason.puzzles import Puzzle
 from tests.zoo.reason.nets import SETTLING, make_model, make_tokens
 from torchdeq import FixedPointIter, export
 
@@ -99,3 +106,55 @@ def test_a_convolution_is_exported() -> None:
     with torch.no_grad():
         own, answer = exportable.module(*example), program(*example)
     torch.testing.assert_close(answer["logits"], own["logits"], atol=1e-4, rtol=1e-4)
+
+
+@pytest.fixture
+def of_mazes() -> Reasoner:
+    """Return a model of mazes of 5x5."""
+    model = make_model(replace(NET, cells=25), deq={"eval_f_max_iter": 4})
+    model.facts = {"puzzle": "maze", "side": 5}
+    return model.eval()
+
+
+def drawn(side: int, moves: int) -> Maze:
+    return next(draw_mazes(side, (moves, moves), np.random.default_rng(0), set()))
+
+
+def test_mazes_of_any_side_are_answered(of_mazes: Reasoner, tmp_path: Path) -> None:
+    paths = []
+    for side in (5, 7, 9):
+        tokens = drawn(side, 4).question.ravel()
+        text = Puzzle({"puzzle": "maze", "side": side}).write(tokens.tolist())
+        paths.append(tmp_path / f"{side}.txt")
+        paths[-1].write_text(text)
+        board = torch.tensor(tokens.tolist())
+        for x in (text, paths[-1], tokens, board, board.view(side, side), tokens.tolist()):
+            out = of_mazes.predict(x)
+            assert out.prediction.question == text
+            assert out.state.y.shape == (1, side**2, 8)
+    answers = list(predict_files(of_mazes, paths, OutFolder(tmp_path / "out")))
+    assert [len(answer.data["answer"]) for answer in answers] == [29, 55, 89]  # type: ignore[union-attr]
+    assert of_mazes.net.cells == 25
+
+
+def test_a_copy_for_another_side_computes_the_same_at_the_same_side(of_mazes: Reasoner) -> None:
+    tokens = torch.tensor(drawn(5, 4).question.ravel().tolist())[None]
+    start = of_mazes.start(1, torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        back = of_mazes.for_side(7).for_side(5)
+        torch.testing.assert_close(back(tokens, start).state, of_mazes(tokens, start).state)
+        with pytest.raises(ValueError, match="two tensors"):
+            of_mazes.for_side(7)(tokens.new_full((1, 49), 2), start)
+
+
+def test_texts_that_are_no_boards_are_errors(of_mazes: Reasoner) -> None:
+    with pytest.raises(ZooError, match="mazes of 7x7 cells, got 2 rows"):
+        of_mazes.predict("#######\n#S   G#")
+    with pytest.raises(ZooError, match="no maze in the text"):
+        of_mazes.predict("")
+    with pytest.raises(ZooError, match="9 cells, got 10"):
+        of_mazes.predict([1] * 10)
+    with pytest.raises(ZooError, match="a text, a path, a list or a tensor"):
+        of_mazes.predict(3.0)
+    with pytest.raises(ValueError, match=r"mixer=mlp .* one size"):
+        make_model().for_side(6)
