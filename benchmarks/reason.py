@@ -4,37 +4,34 @@
 through the last two steps, through the last round, through a whole supervision step (phantom), by a
 reversible iteration, and by the implicit function theorem; `mazes` does so on mazes. `halting`
 compares many restarts of every puzzle with a stream that halts and starts again only where needed,
-`depth` goes beyond the depth of training, both with one trained model; `nine` is one run on 9x9
+`depth` goes beyond the depth of training, both with one trained model; `sides` goes beyond the
+mazes of training in size and depth; `quick` repeats `reason-quick`; `nine` is one run on 9x9
 Sudokus with its learning curve. An interrupted part goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from benchmarks.reason_answers import all_restarts, at_depth, at_side, by_stream, trained
 from benchmarks.reason_training import train
 from benchmarks.rows import Job, Row, make_rows, results_file
 from deq_zoo.evaluate import evaluate
-from deq_zoo.loading import open_model
 from deq_zoo.preset import Preset
-from deq_zoo.reason.choice import convergence_scores, selection_metrics
-from deq_zoo.reason.loss import IGNORED
-from deq_zoo.reason.model import Reasoner
 from deq_zoo.reason.presets import reason_maze13, reason_sudoku6, reason_sudoku9
 from deq_zoo.reason.search import Search
 from deq_zoo.reason.task import SolvePuzzles
-from deq_zoo.task import generator
+from deq_zoo.training import train as train_run
 from torchdeq import DEQConfig
 
 MODELS = Path(".bench") / "reason"
 MODEL = "reason-6x6"
+MAZES = "reason-mazes"
 
 #: How training differentiates, by name. An update is two supervision steps, of which the last one,
 #: or a part of it, has a gradient; both have one in the reversible iteration.
@@ -62,17 +59,20 @@ class Size:
     seconds: float = 900.0
     nine_seconds: float = 4500.0
     seeds: int = 2
+    quick_seeds: int = 3
     points: int = 8
     puzzles: int = 2000
     tests: int = 500
     restarts: int = 16
     depth: int = 64
+    sides: tuple[int, ...] = (13, 19, 25, 31)
+    mazes: int = 100
     width: int = 0  # of the network; 0 takes that of the preset
 
 
 SMALL = Size(
-    prefix="small-", seconds=0.5, nine_seconds=0.5, seeds=1, points=2, puzzles=6, tests=4,
-    restarts=2, depth=6, width=8,
+    prefix="small-", seconds=0.5, nine_seconds=0.5, seeds=1, quick_seeds=1, points=2, puzzles=6,
+    tests=4, restarts=2, depth=6, sides=(13, 15), mazes=2, width=8,
 )  # fmt: skip
 
 
@@ -131,6 +131,33 @@ def _by_gradient(name: str, preset: Preset, size: Size) -> Iterator[Job]:
             yield Job(key, train, (run, size.seconds, size.points, file_of(size, key)))
 
 
+def quick(size: Size, model: str) -> Iterator[Job]:
+    """Yield whole runs of `reason-quick`, as `deq-zoo train` makes them."""
+    for seed in range(size.quick_seeds):
+        yield Job(str(seed), train_quick, (size, seed))
+
+
+def train_quick(size: Size, seed: int) -> Row:
+    """Return the processor time of a run, and the figures of its best weights."""
+    began = time.process_time()
+    folder = MODELS / f"{size.prefix}quick-{seed}"
+    options: dict[str, Any] = {"out": folder, "force": True, "quiet": True, "report": False}
+    if size == SMALL:
+        options["steps"] = 4
+    result = train_run("reason-quick", cpu=True, seed=seed, **options)
+    seconds = time.process_time() - began
+    task, model = trained(str(folder), size.tests)
+    scored = evaluate(task, model, "test", thorough=True)
+    return {
+        **{name: scored.metrics[name] for name in ("exact", "cells", "residual", "confidence")},
+        "spectral_radius": scored.solver.summary().get("spectral_radius"),
+        "parameters": sum(p.numel() for p in model.core.parameters()),
+        "updates": result.steps,
+        "best_update": result.best_step,
+        "seconds": seconds,
+    }
+
+
 def nine(size: Size, model: str) -> Iterator[Job]:
     """Yield one run on 9x9 Sudokus, with its learning curve."""
     preset = sized(reason_sudoku9(), size)
@@ -143,73 +170,28 @@ def file_of(size: Size, key: str) -> Path:
     return MODELS / f"{size.prefix}{key.replace(', ', '-').replace(' ', '_')}.safetensors"
 
 
-@cache
-def trained(source: str, tests: int) -> tuple[SolvePuzzles, Reasoner]:
-    """Return a trained model, and its task with some of the test puzzles."""
-    model, preset = open_model(source)
-    task = preset.task
-    assert isinstance(model, Reasoner)
-    assert isinstance(task, SolvePuzzles)
-    return replace(task, test_puzzles=min(tests, task.test_puzzles)), model
-
-
 def depth(size: Size, model: str) -> Iterator[Job]:
     """Yield accuracy and residual at multiples of the depth of training."""
     for factor in (1, 2, 4, 16):
-        yield Job(f"{factor}x", at_depth, (size, model, factor))
+        yield Job(f"{factor}x", at_depth, (model, size.tests, factor))
 
 
-def at_depth(size: Size, source: str, factor: int) -> Row:
-    """Return the metrics of the recursion at a depth."""
-    task, model = trained(source, size.tests)
-    task = replace(task, depth=factor * task.net.max_steps)
-    metrics = evaluate(task, model, "test", thorough=False).metrics
-    return {name: metrics[name] for name in ("exact", "residual", "confidence", "evaluations")}
+def sides(size: Size, model: str) -> Iterator[Job]:
+    """Yield accuracy and residual on larger mazes, at multiples of the depth of training."""
+    for side in size.sides:
+        for factor in (1, 2, 4, 16):
+            yield Job(f"{side}, {factor}x", at_side, (MAZES, size.mazes, side, factor))
 
 
 def halting(size: Size, model: str) -> Iterator[Job]:
     """Yield accuracy and evaluations of restarts for all puzzles, and of streams."""
-    yield Job("all restarts", all_restarts, (size, model))
+    yield Job("all restarts", all_restarts, (model, size.tests, size.restarts, size.depth))
     for halt in ("residual", "head", "both"):
         for tol in (1e-2, 3e-3, 1e-3) if halt != "head" else (1e-2,):
             for choose in ("residual", "vote"):
                 search = Search(halt=halt, choose=choose, restarts=size.restarts - 1)
                 key = f"stream, {halt}, {tol:g}, {choose}"
-                yield Job(key, by_stream, (size, model, search, tol))
-
-
-@torch.no_grad()
-def all_restarts(size: Size, source: str) -> Row:
-    """Return the accuracy of every choice among restarts, each of the full depth."""
-    task, model = trained(source, size.tests)
-    puzzles, scores, answers = task.test_set, [], []
-    for restart in range(size.restarts):
-        parts = []
-        for number, rows in enumerate(torch.arange(len(puzzles)).split(task.eval_batch)):
-            states = model.start(len(rows), generator("restart", restart, number))
-            tokens, ids = puzzles.tokens[rows].long(), puzzles.ids[rows]
-            states = model.recurse(tokens, size.depth - 4, states, ids=ids).state
-            last = model.recurse(tokens, 4, states, ids=ids, every=True)  # three moves of logits
-            parts.append(torch.stack(last.predictions)[-4:])
-        logits = torch.cat(parts, dim=1)
-        scores.append(convergence_scores(logits, 3))
-        answers.append(logits[-1].argmax(-1))
-    metrics = selection_metrics(
-        torch.stack(scores, 1), torch.stack(answers, 1), puzzles.labels.long(), IGNORED, 1
-    )
-    shown = {name: 100 * metrics[name] for name in ("one", "top1", "vote", "any")}
-    counts = {"starts": size.restarts, "evaluations": float(size.restarts * size.depth)}
-    return {**shown, **counts}
-
-
-def by_stream(size: Size, source: str, search: Search, tol: float) -> Row:
-    """Return accuracy and evaluations of a stream."""
-    task, model = trained(source, size.tests)
-    model.deq.f_tol, model.deq.eval_f_max_iter = tol, size.depth
-    task = replace(task, evaluation="stream", depth=0, search=search)
-    scored = evaluate(task, model, "test", thorough=False)
-    statuses = scored.solver.summary()["statuses"]
-    return {**{k: scored.metrics[k] for k in ("exact", "evaluations")}, "statuses": statuses}
+                yield Job(key, by_stream, (model, size.tests, search, tol, size.depth))
 
 
 PARTS: dict[str, Callable[[Size, str], Iterator[Job]]] = {
@@ -217,8 +199,16 @@ PARTS: dict[str, Callable[[Size, str], Iterator[Job]]] = {
     "mazes": mazes,
     "halting": halting,
     "depth": depth,
+    "sides": sides,
+    "quick": quick,
     "nine": nine,
 }
+
+
+def seeds_of(part: str, size: Size) -> range:
+    """Return the seeds of a part; most have one."""
+    several = {"gradients": size.seeds, "mazes": size.seeds, "quick": size.quick_seeds}
+    return range(several.get(part, 1))
 
 
 def main() -> None:
@@ -231,8 +221,7 @@ def main() -> None:
     size = SMALL if args.small else Size()
     file = results_file("reason", args.small)
     for part in [args.only] if args.only else list(PARTS):
-        seeds = range(size.seeds if part in ("gradients", "mazes") else 1)
-        make_rows(file, part, PARTS[part](size, args.model), seeds, args.processes)
+        make_rows(file, part, PARTS[part](size, args.model), seeds_of(part, size), args.processes)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,107 @@
+"""What trained reasoners answer: with restarts, by streams, deeper, and on larger boards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import islice
+from math import isqrt
+
+import numpy as np
+import torch
+
+from benchmarks.rows import Row
+from deq_zoo.evaluate import evaluate
+from deq_zoo.loading import open_model
+from deq_zoo.reason.choice import convergence_scores, selection_metrics
+from deq_zoo.reason.keyed import draw_starts, recursion_noise
+from deq_zoo.reason.loss import IGNORED
+from deq_zoo.reason.mazes import draw_mazes
+from deq_zoo.reason.model import Reasoner
+from deq_zoo.reason.search import Search
+from deq_zoo.reason.task import SolvePuzzles
+from deq_zoo.task import generator
+
+
+@cache
+def trained(source: str, tests: int) -> tuple[SolvePuzzles, Reasoner]:
+    """Return a trained model, and its task with some of the test puzzles."""
+    model, preset = open_model(source)
+    task = preset.task
+    assert isinstance(model, Reasoner)
+    assert isinstance(task, SolvePuzzles)
+    return replace(task, test_puzzles=min(tests, task.test_puzzles)), model
+
+
+def at_depth(source: str, tests: int, factor: int) -> Row:
+    """Return the metrics of the recursion at a depth."""
+    task, model = trained(source, tests)
+    task = replace(task, depth=factor * task.net.max_steps)
+    metrics = evaluate(task, model, "test", thorough=False).metrics
+    return {name: metrics[name] for name in ("exact", "residual", "confidence", "evaluations")}
+
+
+@torch.no_grad()
+def at_side(source: str, count: int, side: int, factor: int) -> Row:
+    """Return the metrics of the recursion on mazes of a side, whose paths are longer, too."""
+    task, model = trained(source, count)
+    own = isqrt(task.net.cells)
+    low, high = (round(moves * side / own) for moves in task.paths)
+    mazes = draw_mazes(side, (low, high), np.random.default_rng(side), set())
+    if side == own:
+        puzzles = task.test_set
+        questions, answers = (
+            puzzles.tokens[:count].long(),
+            puzzles.labels[:count].long(),
+        )
+    else:
+        pairs = np.array(list(islice(mazes, count)))  # (mazes, 2, side, side)
+        questions, answers = torch.from_numpy(pairs).long().flatten(2).unbind(1)
+    model, depth = model.for_side(side), factor * task.net.max_steps
+    out = model.recurse(
+        questions, depth, draw_starts(model, questions, 0), noise=recursion_noise(questions, 0)
+    )
+    assert out.stats is not None
+    right = (out.prediction.argmax(-1) == answers).double()
+    return {
+        "exact": 100 * float(right.amin(1).mean()),
+        "cells": 100 * float(right.mean()),
+        "residual": float(out.stats["rel_trace"][:, -1].mean()),
+        "steps": depth,
+        "paths": [low, high],
+        "mazes": len(questions),
+    }
+
+
+@torch.no_grad()
+def all_restarts(source: str, tests: int, starts: int, depth: int) -> Row:
+    """Return the accuracy of every choice among restarts, each of the full depth."""
+    task, model = trained(source, tests)
+    puzzles, scores, answers = task.test_set, [], []
+    for restart in range(starts):
+        parts = []
+        for number, rows in enumerate(torch.arange(len(puzzles)).split(task.eval_batch)):
+            states = model.start(len(rows), generator("restart", restart, number))
+            tokens, ids = puzzles.tokens[rows].long(), puzzles.ids[rows]
+            states = model.recurse(tokens, depth - 4, states, ids=ids).state
+            last = model.recurse(tokens, 4, states, ids=ids, every=True)  # three moves of logits
+            parts.append(torch.stack(last.predictions)[-4:])
+        logits = torch.cat(parts, dim=1)
+        scores.append(convergence_scores(logits, 3))
+        answers.append(logits[-1].argmax(-1))
+    metrics = selection_metrics(
+        torch.stack(scores, 1), torch.stack(answers, 1), puzzles.labels.long(), IGNORED, 1
+    )
+    shown = {name: 100 * metrics[name] for name in ("one", "top1", "vote", "any")}
+    counts = {"starts": starts, "evaluations": float(starts * depth)}
+    return {**shown, **counts}
+
+
+def by_stream(source: str, tests: int, search: Search, tol: float, depth: int) -> Row:
+    """Return accuracy and evaluations of a stream."""
+    task, model = trained(source, tests)
+    model.deq.f_tol, model.deq.eval_f_max_iter = tol, depth
+    task = replace(task, evaluation="stream", depth=0, search=search)
+    scored = evaluate(task, model, "test", thorough=False)
+    statuses = scored.solver.summary()["statuses"]
+    return {**{k: scored.metrics[k] for k in ("exact", "evaluations")}, "statuses": statuses}
