@@ -113,13 +113,13 @@ def reason_sudoku9() -> Preset:
             puzzles=2000,
             test_puzzles=500,
             extra_givens=12,
-            batch=64,
+            batch=16,
             decay=0.995,
         ),
         optim=Adam(lr=1.5e-3, betas=(0.9, 0.95), weight_decay=0.1, schedule=Cosine(warmup=200)),
-        steps=10_000,
-        eval_every=500,
-        log_every=20,
+        steps=40_000,
+        eval_every=2000,
+        log_every=50,
     )
 
 
