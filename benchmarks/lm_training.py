@@ -47,7 +47,7 @@ class LanguageTraining(TimedTraining[LanguageModel]):
         model = task.build()
         optimizer = preset.optim.make_for(model)
         task.begin(model)  # reads the data
-        super().__init__(model, optimizer, seconds, file)
+        super().__init__(model, optimizer, seconds, file, (preset, seed, seconds))
 
     def update(self, share: float) -> Any:
         self.preset.optim.set_rate(self.optimizer, int(10_000 * share), 10_000)

@@ -44,7 +44,8 @@ class Provenance(TypedDict):
         seeds: of the random numbers; an empty list where there are none.
         torch: its version.
         threads: of torch, in one process.
-        machine: processor, number of cores and accelerator.
+        machine: processor, number of cores and accelerator; several, with `and`, if a later run on
+            another machine continued an earlier one.
     """
 
     command: str | None
@@ -76,7 +77,12 @@ def continued(now: Provenance, earlier: Any) -> Provenance:
     """Return the record of rows of which an earlier run has made a part."""
     before = (earlier or {}).get("commit")
     names = [*(before.split(", ") if before else ["unknown"]), now["commit"] or "unknown"]
-    return {**now, "commit": ", ".join(dict.fromkeys(names))}
+    machines = [*((earlier or {}).get("machine") or "").split(" and "), now["machine"]]
+    return {
+        **now,
+        "commit": ", ".join(dict.fromkeys(names)),
+        "machine": " and ".join(dict.fromkeys(name for name in machines if name)) or None,
+    }
 
 
 def command() -> str:

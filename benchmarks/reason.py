@@ -6,7 +6,8 @@ reversible iteration, and by the implicit function theorem; `mazes` does so on m
 compares many restarts of every puzzle with a stream that halts and starts again only where needed,
 `depth` goes beyond the depth of training, both with one trained model; `sides` goes beyond the
 mazes of training in size and depth; `quick` repeats `reason-quick`; `nine` is one run on 9x9
-Sudokus with its learning curve. An interrupted part goes on where it was.
+Sudokus with its learning curve. An interrupted part goes on where it was; a run of `quick` begins
+again.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from deq_zoo.training import train as train_run
 from torchdeq import DEQConfig
 
 MODELS = Path(".bench") / "reason"
-MODEL = "reason-6x6"
-MAZES = "reason-mazes"
+#: The trained model of a part.
+TRAINED = {"halting": "reason-6x6", "depth": "reason-6x6", "sides": "reason-mazes"}
 
 #: How training differentiates, by name. An update is two supervision steps, of which the last one,
 #: or a part of it, has a gradient; both have one in the reversible iteration.
@@ -60,6 +61,7 @@ class Size:
     nine_seconds: float = 4500.0
     seeds: int = 2
     quick_seeds: int = 3
+    quick_steps: int = 0  # of `reason-quick`; 0 takes those of the preset
     points: int = 8
     puzzles: int = 2000
     tests: int = 500
@@ -71,8 +73,8 @@ class Size:
 
 
 SMALL = Size(
-    prefix="small-", seconds=0.5, nine_seconds=0.5, seeds=1, quick_seeds=1, points=2, puzzles=6,
-    tests=4, restarts=2, depth=6, sides=(13, 15), mazes=2, width=8,
+    prefix="small-", seconds=0.5, nine_seconds=0.5, seeds=1, quick_seeds=1, quick_steps=4,
+    points=2, puzzles=6, tests=4, restarts=2, depth=6, sides=(13, 15), mazes=2, width=8,
 )  # fmt: skip
 
 
@@ -142,8 +144,8 @@ def train_quick(size: Size, seed: int) -> Row:
     began = time.process_time()
     folder = MODELS / f"{size.prefix}quick-{seed}"
     options: dict[str, Any] = {"out": folder, "force": True, "quiet": True, "report": False}
-    if size == SMALL:
-        options["steps"] = 4
+    if size.quick_steps:
+        options["steps"] = size.quick_steps
     result = train_run("reason-quick", cpu=True, seed=seed, **options)
     seconds = time.process_time() - began
     task, model = trained(str(folder), size.tests)
@@ -180,7 +182,7 @@ def sides(size: Size, model: str) -> Iterator[Job]:
     """Yield accuracy and residual on larger mazes, at multiples of the depth of training."""
     for side in size.sides:
         for factor in (1, 2, 4, 16):
-            yield Job(f"{side}, {factor}x", at_side, (MAZES, size.mazes, side, factor))
+            yield Job(f"{side}, {factor}x", at_side, (model, size.mazes, side, factor))
 
 
 def halting(size: Size, model: str) -> Iterator[Job]:
@@ -214,14 +216,15 @@ def seeds_of(part: str, size: Size) -> range:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=tuple(PARTS), help="one of the questions")
-    parser.add_argument("--model", default=MODEL, help="run or name, for halting and depth")
+    parser.add_argument("--model", help="run or name, for halting, depth and sides")
     parser.add_argument("--small", action="store_true", help="a minute or two, to try it out")
     parser.add_argument("--processes", type=int, default=2, help="runs at a time")
     args = parser.parse_args()
     size = SMALL if args.small else Size()
     file = results_file("reason", args.small)
     for part in [args.only] if args.only else list(PARTS):
-        make_rows(file, part, PARTS[part](size, args.model), seeds_of(part, size), args.processes)
+        model = args.model or TRAINED.get(part, "")
+        make_rows(file, part, PARTS[part](size, model), seeds_of(part, size), args.processes)
 
 
 if __name__ == "__main__":

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from itertools import islice
 from math import isqrt
 
-import numpy as np
 import torch
 
 from benchmarks.rows import Row
 from deq_zoo.evaluate import evaluate
 from deq_zoo.loading import open_model
 from deq_zoo.reason.choice import convergence_scores, selection_metrics
-from deq_zoo.reason.keyed import draw_starts, recursion_noise
 from deq_zoo.reason.loss import IGNORED
-from deq_zoo.reason.mazes import draw_mazes
 from deq_zoo.reason.model import Reasoner
 from deq_zoo.reason.search import Search
+from deq_zoo.reason.sides import for_side
 from deq_zoo.reason.task import SolvePuzzles
 from deq_zoo.task import generator
 
@@ -41,36 +38,23 @@ def at_depth(source: str, tests: int, factor: int) -> Row:
     return {name: metrics[name] for name in ("exact", "residual", "confidence", "evaluations")}
 
 
-@torch.no_grad()
 def at_side(source: str, count: int, side: int, factor: int) -> Row:
-    """Return the metrics of the recursion on mazes of a side, whose paths are longer, too."""
+    """Return the metrics of the recursion on mazes of a side, whose paths grow with it."""
     task, model = trained(source, count)
     own = isqrt(task.net.cells)
     low, high = (round(moves * side / own) for moves in task.paths)
-    mazes = draw_mazes(side, (low, high), np.random.default_rng(side), set())
-    if side == own:
-        puzzles = task.test_set
-        questions, answers = (
-            puzzles.tokens[:count].long(),
-            puzzles.labels[:count].long(),
-        )
-    else:
-        pairs = np.array(list(islice(mazes, count)))  # (mazes, 2, side, side)
-        questions, answers = torch.from_numpy(pairs).long().flatten(2).unbind(1)
-    model, depth = model.for_side(side), factor * task.net.max_steps
-    out = model.recurse(
-        questions, depth, draw_starts(model, questions, 0), noise=recursion_noise(questions, 0)
+    task = replace(
+        task,
+        net=replace(task.net, cells=side**2),
+        paths=(low, high),
+        puzzles=1,
+        val_puzzles=1,
+        test_puzzles=count,
+        depth=factor * task.net.max_steps,
     )
-    assert out.stats is not None
-    right = (out.prediction.argmax(-1) == answers).double()
-    return {
-        "exact": 100 * float(right.amin(1).mean()),
-        "cells": 100 * float(right.mean()),
-        "residual": float(out.stats["rel_trace"][:, -1].mean()),
-        "steps": depth,
-        "paths": [low, high],
-        "mazes": len(questions),
-    }
+    metrics = evaluate(task, for_side(model, side), "test", thorough=False).metrics
+    shown = {name: metrics[name] for name in ("exact", "cells", "residual", "confidence", "head")}
+    return {**shown, "steps": task.depth, "paths": [low, high], "mazes": count}
 
 
 @torch.no_grad()

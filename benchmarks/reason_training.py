@@ -46,7 +46,9 @@ class ReasonTraining(TimedTraining[Reasoner]):
         model = task.build()
         model.facts = task.facts()
         task.open_data()
-        super().__init__(model, preset.optim.make(model.parameters()), seconds, file)
+        super().__init__(
+            model, preset.optim.make(model.parameters()), seconds, file, (preset, seconds)
+        )
 
     def update(self, share: float) -> Any:
         rate = min(1.0, (self.step + 1) / _WARM) * 0.5 * (1 + cos(pi * min(1.0, share)))

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock  # torch needs it, too
+
 from benchmarks.provenance import continued, provenance
 from deq_zoo.files import write_atomically
 
@@ -48,11 +50,12 @@ def store_part(
         resumed: whether the content has rows of an earlier run, whose commit is kept then.
         threads: see `provenance`.
     """
-    before = read(file)
     origin = provenance(seeds, threads)
-    if resumed and part in before:
-        origin = continued(origin, before[part].get("provenance"))
-    _write(file, {**before, part: {"provenance": origin, **answers}})
+    with FileLock(file.with_suffix(".lock"), timeout=60):  # another command may write another part
+        before = read(file)
+        if resumed and part in before:
+            origin = continued(origin, before[part].get("provenance"))
+        _write(file, {**before, part: {"provenance": origin, **answers}})
 
 
 def origins(results: Mapping[str, Any]) -> list[Any]:

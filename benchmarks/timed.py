@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import resource
 import time
 from abc import ABC, abstractmethod
@@ -33,6 +34,7 @@ class TimedTraining(ABC, Generic[M]):
         optimizer: of its parameters.
         seconds: the processor time.
         file: the checkpoint; a run whose file exists goes on from there.
+        identity: everything that makes this run another one, with a `repr` that says so.
 
     Attributes:
         step: updates so far.
@@ -42,7 +44,10 @@ class TimedTraining(ABC, Generic[M]):
         counts: events that a run counts.
     """
 
-    def __init__(self, model: M, optimizer: Optimizer, seconds: float, file: Path) -> None:
+    def __init__(
+        self, model: M, optimizer: Optimizer, seconds: float, file: Path, identity: object
+    ) -> None:
+        self._identity = hashlib.sha256(repr(identity).encode()).hexdigest()
         self.model, self.optimizer, self.seconds, self.file = model, optimizer, seconds, file
         self.step, self.spent, self.carry = 0, 0.0, None
         self.curve: list[dict[str, Any]] = []
@@ -100,6 +105,7 @@ class TimedTraining(ABC, Generic[M]):
 
     def _save(self) -> None:
         own = {"spent": self.spent, "curve": self.curve, "times": self._times, "peak": self._peak}
+        own["identity"] = self._identity
         Checkpoint(
             self.step,
             self.model.state_dict(),
@@ -111,6 +117,8 @@ class TimedTraining(ABC, Generic[M]):
 
     def _resume(self) -> None:
         checkpoint = Checkpoint.load(self.file)
+        if checkpoint.notes.get("identity") != self._identity:
+            raise RuntimeError(f"{self.file} is of a run with other settings: delete it")
         self.model.load_state_dict(checkpoint.model)
         self.optimizer.load_state_dict(checkpoint.optimizer)
         restore_random_state(checkpoint.randomness)

@@ -81,7 +81,10 @@ def write_export(
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         part = Path(folder) / path.name
-        _WRITERS[kind](program, part)
+        try:
+            _WRITERS[kind](program, part)
+        except RuntimeError as error:
+            raise ZooError(f"this model cannot be written as {kind}: {error}") from error
         page = path.with_name(path.name + ".json")
         facts = describe(program, exportable, deq, kind, path.name)
         for file in Path(folder).iterdir():  # large weights of ONNX are in a second file

@@ -100,6 +100,8 @@ def test_a_resumed_part_names_the_commits_of_both_runs(tmp_path: Path) -> None:
 def test_rows_of_an_unknown_commit_stay_unknown() -> None:
     now = provenance(seeds=[])
     assert (continued({**now, "commit": "abc"}, None))["commit"] == "unknown, abc"
+    there = continued({**now, "machine": "B"}, {**now, "machine": "A"})
+    assert continued({**now, "machine": "B"}, there)["machine"] == "A and B"
 
 
 def test_a_file_that_cannot_be_written_stays_as_it_was(tmp_path: Path) -> None:

@@ -19,10 +19,11 @@ from benchmarks.timed import TimedTraining
 class Toy(TimedTraining[nn.Module]):
     """A linear map whose every update takes some milliseconds."""
 
-    def __init__(self, seconds: float, file: Path) -> None:
+    def __init__(self, seconds: float, file: Path, identity: object = "toy") -> None:
         torch.manual_seed(0)
         model = nn.Linear(2, 1)
-        super().__init__(model, torch.optim.SGD(model.parameters(), lr=0.1), seconds, file)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        super().__init__(model, optimizer, seconds, file, identity)
 
     def update(self, share: float) -> Any:
         assert 0 <= share < 1
@@ -67,6 +68,13 @@ def test_a_stopped_run_goes_on_and_a_finished_one_keeps_its_figures(tmp_path: Pa
     longer.run()
     assert longer.step > first.step
     assert longer.counts["updates"] == longer.step
+
+
+def test_the_checkpoint_of_another_run_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "a.safetensors"
+    Toy(0.01, file, ("lr", 0.1)).run()
+    with pytest.raises(RuntimeError, match="other settings"):
+        Toy(0.01, file, ("lr", 0.2))
 
 
 def square(number: int) -> Row:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from deq_zoo.reason.optim import AdamATan2, ATan2
     from deq_zoo.reason.prediction import SolvedPuzzle
     from deq_zoo.reason.search import Search
+    from deq_zoo.reason.sides import for_side
 
 __all__ = [
     "EQR_MAZE",
@@ -36,6 +37,7 @@ __all__ = [
     "SolvedPuzzle",
     "States",
     "find_answers",
+    "for_side",
     "open_search",
 ]
 
@@ -57,6 +59,7 @@ __getattr__ = lazy_names(
         "TRM_ATTENTION": "config",
         "TRM_MLP": "config",
         "find_answers": "inference",
+        "for_side": "sides",
         "open_search": "inference",
     },
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from math import ceil, inf, isqrt
-from typing import Literal
+from typing import Literal, get_args
 
 from deq_zoo.checks import check_fields
 
@@ -35,7 +35,8 @@ class ReasonConfig:
         answer_blocks: blocks of a second network, which changes y; 0: one network does both.
         mixer: how positions see each other: attention, an MLP over all positions, or a 3x3
             convolution over the board, which is in no published model.
-        position: how the attention knows positions.
+        position: how the network knows positions: rotary ones are of attention only, learned ones
+            are added to the input.
         rounds: rounds of a supervision step, T.
         inner: inner steps of a round, n; an answer step follows them.
         max_steps: supervision steps of one puzzle, at most, K.
@@ -72,6 +73,12 @@ class ReasonConfig:
     exploration: float = 0.1
 
     def __post_init__(self) -> None:
+        for name, kind in (("kind", Kind), ("mixer", Mixer), ("position", Position)):
+            if getattr(self, name) not in get_args(kind):
+                known = ", ".join(get_args(kind))
+                raise ValueError(f"{name} must be one of {known}, got {getattr(self, name)!r}")
+        if not isinstance(self.multiple, int) or isinstance(self.multiple, bool):
+            raise TypeError(f"multiple must be a whole number, got {self.multiple!r}")
         check_fields(
             self,
             1,
@@ -89,6 +96,8 @@ class ReasonConfig:
         check_fields(self, 0, "answer_blocks", "slots", "puzzle_width", "noise", finite=True)
         if not 0 < self.expansion < inf:
             raise ValueError(f"expansion must be a positive finite number, got {self.expansion}")
+        if round(self.expansion * self.width * 2 / 3) < 1:
+            raise ValueError(f"expansion={self.expansion} leaves an MLP no inner width: raise it")
         if not 0 < self.step_share <= 1:
             raise ValueError(f"step_share must lie in (0, 1], got {self.step_share}")
         if not 0 <= self.exploration <= 1:
@@ -129,8 +138,8 @@ class ReasonConfig:
         if self.mixer != "attention":
             if self.position in ("rope", "rope2d"):
                 raise ValueError(
-                    f"position={self.position} belongs to attention: the mixer {self.mixer} knows "
-                    "positions by its weights, set position=none"
+                    f"position={self.position} belongs to attention: set position=none with "
+                    f"mixer={self.mixer}"
                 )
             if self.mixer == "conv":
                 self._check_board("mixer=conv")

@@ -82,11 +82,7 @@ def open_search(model: Reasoner, search: Search, budget: int | None = None) -> S
     stop = replace(deq.config.f_stop, max_iter=budget)
     if search.halt != "residual":
         stop = replace(stop, tol=None, rtol=None, atol=None, return_final=True)
-    halt = (
-        None
-        if search.halt == "residual"
-        else partial(_halts, search, relative_tolerance(deq.config.f_stop))
-    )
+    halt = None if search.halt == "residual" else partial(_halts, search, tolerance)
     votes: Any = partial(answer_key, model)
     return Stream(
         partial(_step, model),

@@ -175,6 +175,7 @@ class Block(nn.Module):
 
     def __init__(self, net: ReasonConfig) -> None:
         super().__init__()
+        self.mixer = net.mixer
         if net.mixer == "mlp":
             self.mlp_t = SwiGLU(net.positions, net.expansion, net.multiple)
         elif net.mixer == "conv":
@@ -188,10 +189,10 @@ class Block(nn.Module):
 
         The MLP runs over positions, so its norm does, too: that of each channel.
         """
-        if hasattr(self, "mlp_t"):
+        if self.mixer == "mlp":
             g = h.mT
             return rms(g + self.mlp_t(g)).mT
-        if hasattr(self, "conv"):
+        if self.mixer == "conv":
             return rms(h + self.conv(h))
         return rms(h + self.self_attn(h, tables))
 
@@ -220,6 +221,6 @@ def make_rotation(net: ReasonConfig) -> Rotation | None:
     if net.position == "rope":
         return Rotation(rotation_angles(net.positions, size))
     if net.position == "rope2d":
-        side = round(net.cells**0.5)
+        side = isqrt(net.cells)
         return Rotation(board_angles(side, side, size), groups=2)
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -129,26 +128,6 @@ class Reasoner(Model):
         return States(y.to(like.device), z.to(like.device))
 
     @property
-    def any_board(self) -> bool:
-        """Return whether the weights fit boards of any side: mazes, seen by a convolution."""
-        return self.net.mixer == "conv" and self.facts.get("puzzle") == "maze"
-
-    def for_side(self, side: int) -> Reasoner:
-        """Return a copy of the model for mazes of another side; raise `ValueError` if none fits."""
-        if not self.any_board:
-            raise ValueError(
-                f"mixer={self.net.mixer} on puzzles {self.facts.get('puzzle')!r} knows boards of "
-                "one size: mixer=conv knows mazes of any"
-            )
-        other = deepcopy(self)
-        net = replace(self.net, cells=side**2)
-        other.net = other.core.net = net
-        if other.average is not None:
-            other.average.net = net
-        other.facts = {**self.facts, "side": side}
-        return other
-
-    @property
     def freezes_noise(self) -> bool:
         """Return whether a solve has noise, which is drawn once."""
         return self.solve_noise == "frozen" and self.net.kind == "eqr" and self.net.noise > 0
@@ -242,7 +221,9 @@ class Reasoner(Model):
         return States(*(torch.where(rows, a, b) for a, b in zip(new, z0, strict=True)))
 
     def check_states(self, states: States, n: int) -> None:
-        """Raise `ValueError` for states of another shape, which would broadcast."""
+        """Raise for states of another shape, which would broadcast, or of another type."""
+        if not all(isinstance(h, Tensor) for h in states):
+            raise TypeError(f"states must be two tensors, got {[type(h).__name__ for h in states]}")
         want, got = (n, self.net.positions, self.net.width), [tuple(h.shape) for h in states]
         if got != [want, want]:
             raise ValueError(f"states must be two tensors {want}, got {got}")

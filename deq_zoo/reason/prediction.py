@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import isfinite, isqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +18,8 @@ from deq_zoo.output import Output
 from deq_zoo.predictions import Failure, OutFolder, Prediction
 from deq_zoo.reason.core import States
 from deq_zoo.reason.inference import Answer, find_answer, find_answers
-from deq_zoo.reason.puzzles import Checked, Puzzle, maze_side
+from deq_zoo.reason.puzzles import Checked, Puzzle, Question, read_questions
+from deq_zoo.reason.sides import fits_any_side, for_side
 
 if TYPE_CHECKING:
     from deq_zoo.reason.model import Reasoner
@@ -39,6 +41,8 @@ class SolvedPuzzle:
         residual: of the answer's state, relative; low for an answer that is settled.
         evaluations: supervision steps of all attempts.
         attempts: starts that were tried.
+        head_side: the side of the boards that the head was trained on, if it is another one; else
+            0. On larger boards the head is too sure.
     """
 
     question: str
@@ -49,9 +53,10 @@ class SolvedPuzzle:
     residual: float
     evaluations: int
     attempts: int = 1
+    head_side: int = 0
 
 
-def describe(puzzle: Puzzle, checked: Checked, answer: Answer) -> SolvedPuzzle:
+def describe(puzzle: Puzzle, checked: Checked, answer: Answer, model: Reasoner) -> SolvedPuzzle:
     """Return an answer as users read it."""
     tokens = tuple(answer.tokens.tolist())
     right = tokens == checked.solutions[0] if len(checked.solutions) == 1 else None
@@ -64,47 +69,43 @@ def describe(puzzle: Puzzle, checked: Checked, answer: Answer) -> SolvedPuzzle:
         answer.residual,
         answer.evaluations,
         answer.attempts,
+        model.facts.get("trained_side", 0),
     )
 
 
-def fit_board(model: Reasoner, x: Any) -> Reasoner:
-    """Return a model for the board of a puzzle: itself, or a copy for another side.
-
-    Args:
-        model: which may know boards of one side only.
-        x: a text, digits or tokens; not yet checked.
-    """
-    if not model.any_board:
-        return model
-    side = model.facts["side"]
+def as_question(x: Any, model: Reasoner) -> Question:
+    """Return one puzzle: a text, digits or tokens; raise `ZooError` for anything else."""
+    own, any_side = Puzzle(model.facts), fits_any_side(model)
     if isinstance(x, str):
-        side = maze_side(x)
-    elif isinstance(x, (Tensor, np.ndarray, Sequence)):
-        side = isqrt(np.asarray(x, dtype=object).size)
-    return model if side in (0, model.facts["side"]) else model.for_side(side)
-
-
-def as_puzzle(x: Any, puzzle: Puzzle) -> Checked:
-    """Return one puzzle, checked: a text, digits or tokens.
-
-    Raise `ZooError` for a puzzle that is impossible.
-    """
-    if isinstance(x, str):
-        puzzles = puzzle.read(x)
-        if len(puzzles) != 1:
-            raise ZooError(f"expected one puzzle, got {len(puzzles)}")
-        return puzzle.check(puzzles[0])
-    tokens = whole_numbers(x, puzzle.side)
-    if not isinstance(x, Tensor) and puzzle.kind == "sudoku":
+        questions = read_questions(x, own, any_side)
+        if len(questions) != 1:
+            raise ZooError(f"expected one puzzle, got {len(questions)}")
+        return questions[0]
+    count = _count_cells(x)
+    if any_side and count and isqrt(count) ** 2 == count:
+        own = Puzzle({"puzzle": own.kind, "side": isqrt(count)})
+    tokens = whole_numbers(x, own.side)
+    if not isinstance(x, Tensor) and own.kind == "sudoku":
         tokens = [digit + 1 for digit in tokens]
-    allowed = range(1, puzzle.side + 2 if puzzle.kind == "sudoku" else 5)
+    allowed = range(1, own.side + 2 if own.kind == "sudoku" else 5)
     for token in tokens:
         if token not in allowed:
             raise ZooError(
                 f"a puzzle has tokens from {allowed[0]} to {allowed[-1]}, got {token}; a list "
                 "holds the digits of a Sudoku, 0 for a blank cell, a tensor holds tokens"
             )
-    return puzzle.check(tokens)
+    return Question(own, tuple(tokens))
+
+
+def _count_cells(x: Any) -> int:
+    """Return the number of cells in anything that may be a board; 0 if it is none."""
+    if isinstance(x, Tensor):
+        return x.numel()
+    if isinstance(x, np.ndarray):
+        return x.size
+    if not isinstance(x, Sequence) or isinstance(x, (str, bytes)):
+        return 0
+    return sum(len(row) if isinstance(row, Sequence) else 1 for row in x)
 
 
 def whole_numbers(x: Any, side: int) -> list[int]:
@@ -115,8 +116,8 @@ def whole_numbers(x: Any, side: int) -> list[int]:
         side: cells of a row.
     """
     if isinstance(x, (Tensor, np.ndarray)):
-        x = x.squeeze(0).tolist() if x.ndim == 3 or x.shape == (1, side**2) else x.tolist()
-    if not isinstance(x, Sequence):
+        x = (x[0] if x.ndim > 1 and len(x) == 1 else x).tolist()  # a batch of one, too
+    if not isinstance(x, Sequence) or isinstance(x, (str, bytes)):
         raise ZooError(f"a puzzle is a text, a path, a list or a tensor, got {type(x).__name__}")
     if x and all(isinstance(row, Sequence) and len(row) == side for row in x) and len(x) == side:
         x = [cell for row in x for cell in row]
@@ -147,36 +148,48 @@ def predict_files(
     model: Reasoner, paths: Sequence[Path], out: OutFolder
 ) -> Iterator[Prediction | Failure]:
     """Yield the answers to all puzzles in text files; an impossible puzzle yields a `Failure`."""
-    Puzzle(model.facts)  # raises for a model of other puzzles
+    own, any_side = Puzzle(model.facts), fits_any_side(model)
     for path in paths:
         try:
-            text = read_text(path)
-            fitting = fit_board(model, text)
-            puzzle = Puzzle(fitting.facts)
-            puzzles = puzzle.read(text)
+            questions = read_questions(read_text(path), own, any_side)
         except ZooError as error:
             yield Failure(str(path), f"{path}: {error}")
             continue
-        yield from _solve_all(fitting, puzzle, path, puzzles)
+        yield from _solve_all(model, path, questions)
+
+
+class _Good(NamedTuple):
+    """A puzzle that can be solved, where it comes from, and the model for its side."""
+
+    source: str
+    puzzle: Puzzle
+    checked: Checked
+    model: Reasoner
 
 
 def _solve_all(
-    model: Reasoner, puzzle: Puzzle, path: Path, puzzles: Sequence[tuple[int, ...]]
+    model: Reasoner, path: Path, questions: Sequence[Question]
 ) -> Iterator[Prediction | Failure]:
-    good: list[tuple[str, Checked]] = []
-    for number, tokens in enumerate(puzzles, start=1):
-        source = f"{path}:{number}" if len(puzzles) > 1 else str(path)
+    good: list[_Good] = []
+    for number, (puzzle, tokens) in enumerate(questions, start=1):
+        source = f"{path}:{number}" if len(questions) > 1 else str(path)
         try:
-            good.append((source, puzzle.check(tokens)))
+            fitting = for_side(model.eval(), puzzle.side)
+            good.append(_Good(source, puzzle, puzzle.check(tokens), fitting))
         except ZooError as error:
             yield Failure(source, f"{source}: {error}")
-    if not good:
-        return
-    batch = torch.tensor([checked.tokens for _, checked in good])
+    for _, group in groupby(good, lambda each: each.puzzle.side):
+        yield from _solve_batch(list(group))
+
+
+def _solve_batch(good: Sequence[_Good]) -> Iterator[Prediction]:
+    """Yield the answers to puzzles of one side."""
+    model = good[0].model
+    batch = torch.tensor([each.checked.tokens for each in good])
     with torch.no_grad():
-        answers = list(find_answers(model.eval(), batch, model.search))
-    for (source, checked), answer in zip(good, answers, strict=True):
-        solved = describe(puzzle, checked, answer)
+        answers = list(find_answers(model, batch, model.search))
+    for (source, puzzle, checked, _), answer in zip(good, answers, strict=True):
+        solved = describe(puzzle, checked, answer, model)
         text = f"{source}: {sentence(solved, checked)}\n{solved.answer}"
         data = {
             "question": solved.question,
@@ -195,8 +208,9 @@ def _solve_all(
 def sentence(solved: SolvedPuzzle, checked: Checked) -> str:
     """Return an answer and how sure it is as a sentence, for people."""
     verdict = "solved" if solved.valid else "not solved: the answer breaks the rules"
+    other = f", trained on {solved.head_side}x{solved.head_side}" if solved.head_side else ""
     notes = [
-        f"{100 * solved.head:.1f} % sure by its halting head",
+        f"{100 * solved.head:.1f} % sure by its halting head{other}",
         f"residual {solved.residual:.1e}",
         f"{solved.evaluations} evaluations",
     ]
@@ -216,11 +230,8 @@ def solve_one(
     other = sorted(call.keys() - {"f_max_iter"})
     if other:
         raise TypeError(f"a prediction takes the option f_max_iter alone, got {', '.join(other)}")
-    Puzzle(model.facts)  # raises for a model of other puzzles
-    x = read_text(x) if isinstance(x, Path) else x
-    model = fit_board(model, x)
-    puzzle = Puzzle(model.facts)
-    checked = as_puzzle(x, puzzle)
+    puzzle, cells = as_question(read_text(x) if isinstance(x, Path) else x, model)
+    checked, model = puzzle.check(cells), for_side(model, puzzle.side)
     tokens = torch.tensor([checked.tokens], device=model.device)
     answer, states, stats = find_answer(model, tokens, model.search, z0, call.get("f_max_iter"))
-    return Output([describe(puzzle, checked, answer)], states, stats)
+    return Output([describe(puzzle, checked, answer, model)], states, stats)

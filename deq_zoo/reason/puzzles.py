@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -56,7 +56,7 @@ class Puzzle:
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
         self.kind, self.side = facts.get("puzzle", "tokens"), int(facts.get("side", 0))
-        if self.kind not in ("sudoku", "maze"):
+        if self.kind not in ("sudoku", "maze") or self.side < 1:
             raise ZooError(
                 "the model does not know which puzzles it is for: call it with a batch of tokens"
             )
@@ -111,19 +111,24 @@ class Puzzle:
                 if all(len(block) == self.side for block in others):
                     blocks = others
                     break
-        mazes = [self._maze(block) for block in blocks]
+        mazes = [self.read_maze(block) for block in blocks]
         if not mazes:
             raise ZooError("there is no maze in the text")
         return mazes
 
-    def _maze(self, lines: Sequence[str]) -> tuple[int, ...]:
-        n = self.side
-        rows = [line.rstrip("\r\n").ljust(n) for line in lines]
-        if len(rows) != n or any(len(row) != n for row in rows):
-            sizes = f"{len(rows)} rows of up to {max(map(len, rows))}"
-            raise ZooError(f"this model solves mazes of {n}x{n} cells, got {sizes}")
+    def read_maze(self, lines: Sequence[str]) -> tuple[int, ...]:
+        """Return the tokens of one maze.
+
+        Spaces at the end of a row do not matter: a column of free cells may be missing.
+        """
+        n, rows = self.side, [line.rstrip() for line in lines]
+        widest = max(map(len, rows))
+        if len(rows) != n or not n - 1 <= widest <= n:
+            raise ZooError(
+                f"expected a maze of {n}x{n} cells, got {len(rows)} rows of up to {widest}"
+            )
         allowed = CHARACTERS[:4]
-        joined = "".join(rows)
+        joined = "".join(row.ljust(n) for row in rows)
         unknown = sorted(set(joined) - set(allowed))
         if unknown:
             raise ZooError(
@@ -198,9 +203,29 @@ class Puzzle:
         return "?" if not token else "." if token == 1 else str(token - 1)
 
 
-def maze_side(text: str) -> int:
-    """Return the side of the mazes in a text: the length of its longest line."""
-    return max(map(len, text.splitlines()), default=0)
+class Question(NamedTuple):
+    """A puzzle that was read, not yet checked, and how to check and write it."""
+
+    puzzle: Puzzle
+    tokens: tuple[int, ...]
+
+
+def read_questions(text: str, puzzle: Puzzle, any_side: bool = False) -> list[Question]:
+    """Return all puzzles in a text; raise `ZooError` for anything else.
+
+    Args:
+        text: see `Puzzle.read`.
+        puzzle: the puzzles of a model.
+        any_side: whether the model takes mazes of any side; blank lines separate these.
+    """
+    try:
+        return [Question(puzzle, tokens) for tokens in puzzle.read(text)]
+    except ZooError:
+        blocks = _blocks(text.splitlines(), lambda line: not line.strip())
+        if not any_side or not blocks:
+            raise
+    by_rows = [(Puzzle({"puzzle": "maze", "side": len(block)}), block) for block in blocks]
+    return [Question(each, each.read_maze(block)) for each, block in by_rows]
 
 
 def _check_ends(maze: Sequence[int]) -> None:

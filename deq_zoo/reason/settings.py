@@ -30,10 +30,16 @@ def _check_board(task: SolvePuzzles) -> None:
                 f"data={kind} needs net.cells={side**2} and net.vocab={side + 2}, got "
                 f"{net.cells} and {net.vocab}"
             )
-    if kind == "maze" and (isqrt(net.cells) ** 2 != net.cells or net.vocab != 6):
+    side = isqrt(net.cells)
+    if kind == "maze" and (side**2 != net.cells or side < 3 or net.vocab != 6):
         raise ValueError(
-            "data=maze needs net.cells to be the square of a side and net.vocab=6, got "
-            f"{net.cells} and {net.vocab}"
+            "data=maze needs net.cells to be the square of a side of at least 3 and net.vocab=6, "
+            f"got {net.cells} and {net.vocab}"
+        )
+    if net.mixer == "attention" and net.position == "none":
+        raise ValueError(
+            "attention without positions cannot tell cells apart: set net.position to rope, rope2d "
+            "or learned"
         )
 
 
@@ -85,6 +91,8 @@ def _check_effects(task: SolvePuzzles) -> None:
         raise ValueError(f"min_rating would have no effect with data={task.data}: set 0")
     if task.paths != type(task).paths and task.data != "maze":
         raise ValueError(f"paths would have no effect with data={task.data}: drop it")
+    if task.data == "maze" and not task.augment:
+        raise ValueError("augment=false would have no effect with data=maze: drop it")
     if task.depth and task.evaluation != "recursion":
         raise ValueError(
             f"depth would have no effect with evaluation={task.evaluation}: set "

@@ -1,4 +1,4 @@
-"""Tables of the reasoners: gradients, halting and restarts, depth beyond training, 9x9 Sudokus."""
+"""Tables of the reasoners: gradients, halting and restarts, depth beyond training."""
 
 from __future__ import annotations
 
@@ -20,19 +20,9 @@ GRADIENTS = {
 @table("reason/gradients")
 def reason_gradients() -> str:
     """Return what each gradient teaches in the same time on 6x6 Sudokus."""
-    return _by_gradient(read("reason/gradients")["rows"], "sudoku6")
-
-
-@table("reason/mazes")
-def reason_maze_gradients() -> str:
-    """Return what each gradient teaches in the same time on mazes."""
-    return _by_gradient(read("reason/mazes")["rows"], "maze13")
-
-
-def _by_gradient(rows: dict[str, dict[str, Any]], task: str) -> str:
-    lines = []
+    rows, lines = read("reason/gradients")["rows"], []
     for rule, words in GRADIENTS.items():
-        runs = [row for key, row in rows.items() if key.startswith(f"{task}, {rule}, ")]
+        runs = [row for key, row in sorted(rows.items()) if key.startswith(f"sudoku6, {rule}, ")]
 
         def both(key: str, digits: int = 1, runs: list[dict[str, Any]] = runs) -> str:
             return ", ".join(f"{run[key]:.{digits}f}" for run in runs)
@@ -104,63 +94,6 @@ def reason_depth() -> str:
                 power(row["residual"], 1),
                 f"{row['confidence']:.1f}",
             ]
-            for name, row in rows.items()
+            for name, row in sorted(rows.items(), key=lambda item: item[1]["evaluations"])
         ],
     )
-
-
-@table("reason/sides")
-def reason_sides() -> str:
-    """Return accuracy on larger mazes, by the depth of the recursion."""
-    rows = read("reason/sides")["rows"]
-    by_side: dict[str, list[dict[str, Any]]] = {}
-    for key, row in rows.items():
-        by_side.setdefault(key.partition(",")[0], []).append(row)
-    steps = [row["steps"] for row in next(iter(by_side.values()))]
-    return markdown(
-        ["mazes", "moves of a path", *(f"exact after {count} steps, %" for count in steps)],
-        [
-            [
-                f"{side} x {side}",
-                "{} to {}".format(*found[0]["paths"]),
-                *(f"{row['exact']:.0f}" for row in found),
-            ]
-            for side, found in by_side.items()
-        ],
-    )
-
-
-@table("reason/quick")
-def reason_quick() -> str:
-    """Return whole runs of `reason-quick`."""
-    rows = read("reason/quick")["rows"]
-    return markdown(
-        ["seed", "exact, %", "cells, %", "spectral radius", "right answers below wrong ones, %",
-         "best update", "processor seconds"],
-        [
-            [
-                seed,
-                f"{row['exact']:.1f}",
-                f"{row['cells']:.1f}",
-                f"{row['spectral_radius']:.2f}",
-                f"{row['confidence']:.1f}",
-                f"{row['best_update']}",
-                f"{row['seconds']:.0f}",
-            ]
-            for seed, row in rows.items()
-        ],
-    )  # fmt: skip
-
-
-@table("reason/nine")
-def reason_nine() -> str:
-    """Return the learning curve on 9x9 Sudokus."""
-    (row,) = read("reason/nine")["rows"].values()
-    points = row["curve"][2::3]
-    lines = [
-        ["processor minutes", *(f"{point['seconds'] / 60:.0f}" for point in points)],
-        ["updates", *(f"{point['updates']:,}" for point in points)],
-        ["exact, %", *(f"{point['exact']:.1f}" for point in points)],
-        ["cells, %", *(f"{point['cells']:.1f}" for point in points)],
-    ]
-    return markdown(lines[0], lines[1:])

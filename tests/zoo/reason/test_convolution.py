@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import deq_zoo
 from deq_zoo.errors import CheckpointError, ZooError
 from deq_zoo.predictions import OutFolder
+from deq_zoo.preset import find_preset
 from deq_zoo.reason.convert import from_authors, to_authors
+from deq_zoo.reason.core import States
 from deq_zoo.reason.exporting import make_export
 from deq_zoo.reason.layers import Convolution, inner_width
 from deq_zoo.reason.mazes import Maze, draw_mazes
 from deq_zoo.reason.model import Reasoner
 from deq_zoo.reason.prediction import predict_files
 from deq_zoo.reason.puzzles import Puzzle
+from deq_zoo.reason.sides import for_side
 from tests.zoo.reason.nets import SETTLING, make_model, make_tokens
 from torchdeq import FixedPointIter, export
 
@@ -120,41 +125,111 @@ def drawn(side: int, moves: int) -> Maze:
     return next(draw_mazes(side, (moves, moves), np.random.default_rng(0), set()))
 
 
+def text_of(maze: Maze) -> str:
+    side = len(maze.question)
+    return Puzzle({"puzzle": "maze", "side": side}).write(maze.question.ravel().tolist())
+
+
 def test_mazes_of_any_side_are_answered(of_mazes: Reasoner, tmp_path: Path) -> None:
     paths = []
     for side in (5, 7, 9):
-        tokens = drawn(side, 4).question.ravel()
-        text = Puzzle({"puzzle": "maze", "side": side}).write(tokens.tolist())
+        maze = drawn(side, 4)
+        tokens, text = maze.question.ravel(), text_of(maze)
         paths.append(tmp_path / f"{side}.txt")
         paths[-1].write_text(text)
         board = torch.tensor(tokens.tolist())
-        for x in (text, paths[-1], tokens, board, board.view(side, side), tokens.tolist()):
+        rows = board.view(side, side)
+        for x in (text, paths[-1], tokens, board, rows, rows[None], rows.tolist(), tokens.tolist()):
             out = of_mazes.predict(x)
             assert out.prediction.question == text
+            assert out.prediction.head_side == (0 if side == 5 else 5)
             assert out.state.y.shape == (1, side**2, 8)
     answers = list(predict_files(of_mazes, paths, OutFolder(tmp_path / "out")))
     assert [len(answer.data["answer"]) for answer in answers] == [29, 55, 89]  # type: ignore[union-attr]
+    assert "trained on 5x5" in answers[1].text  # type: ignore[union-attr]
     assert of_mazes.net.cells == 25
+
+
+def test_mazes_of_several_sides_may_be_in_one_file(of_mazes: Reasoner, tmp_path: Path) -> None:
+    mazes = [text_of(drawn(side, 4)) for side in (7, 5, 7)]
+    file = tmp_path / "mazes.txt"
+    file.write_text("\n\n".join(mazes))
+    found = list(predict_files(of_mazes, [file], OutFolder(tmp_path / "out")))
+    assert [answer.data["question"] for answer in found] == mazes  # type: ignore[union-attr]
+    assert [answer.source for answer in found] == [f"{file}:{k}" for k in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("side", [5, 7])
+def test_spaces_at_the_end_of_rows_do_not_matter(of_mazes: Reasoner, side: int) -> None:
+    text = text_of(drawn(side, 4))
+    open_edge = "\n".join(row[:-1] + " " for row in text.splitlines())
+    own = of_mazes.predict(open_edge).prediction.question
+    for changed in (open_edge + "  ", "\n".join(map(str.rstrip, open_edge.splitlines()))):
+        assert of_mazes.predict(changed).prediction.question == own
 
 
 def test_a_copy_for_another_side_computes_the_same_at_the_same_side(of_mazes: Reasoner) -> None:
     tokens = torch.tensor(drawn(5, 4).question.ravel().tolist())[None]
     start = of_mazes.start(1, torch.Generator().manual_seed(1))
+    assert for_side(of_mazes, 5) is of_mazes
     with torch.no_grad():
-        back = of_mazes.for_side(7).for_side(5)
+        back = for_side(for_side(of_mazes, 7), 5)
         torch.testing.assert_close(back(tokens, start).state, of_mazes(tokens, start).state)
         with pytest.raises(ValueError, match="two tensors"):
-            of_mazes.for_side(7)(tokens.new_full((1, 49), 2), start)
+            for_side(of_mazes, 7)(tokens.new_full((1, 49), 2), start)
+        with pytest.raises(TypeError, match="two tensors, got"):
+            of_mazes(tokens, States(None, None))  # type: ignore[arg-type]
+
+
+def test_a_copy_for_another_side_is_saved_as_such(tmp_path: Path) -> None:
+    preset = find_preset("reason-maze13")
+    model = preset.task.build().eval()
+    model.preset, model.facts = preset, preset.task.facts()
+    assert isinstance(model, Reasoner)
+    model.search = replace(model.search, restarts=0)
+    other = for_side(model, 7)
+    other.save_pretrained(tmp_path / "saved")
+    again = deq_zoo.load(tmp_path / "saved")
+    assert isinstance(again, Reasoner)
+    text = text_of(drawn(7, 4))
+    assert again.predict(text, f_max_iter=2).prediction.question == text
+    assert (again.net.cells, again.facts["side"], model.net.cells) == (49, 7, 169)
 
 
 def test_texts_that_are_no_boards_are_errors(of_mazes: Reasoner) -> None:
-    with pytest.raises(ZooError, match="mazes of 7x7 cells, got 2 rows"):
+    with pytest.raises(ZooError, match="maze of 2x2 cells, got 2 rows of up to 7"):
         of_mazes.predict("#######\n#S   G#")
+    with pytest.raises(ZooError, match="maze of 5x5 cells, got 5 rows of up to 3"):
+        of_mazes.predict("###\n#S#\n# #\n#G#\n###")
     with pytest.raises(ZooError, match="no maze in the text"):
         of_mazes.predict("")
-    with pytest.raises(ZooError, match="9 cells, got 10"):
+    with pytest.raises(ZooError, match="25 cells, got 10"):
         of_mazes.predict([1] * 10)
-    with pytest.raises(ZooError, match="a text, a path, a list or a tensor"):
-        of_mazes.predict(3.0)
-    with pytest.raises(ValueError, match=r"mixer=mlp .* one size"):
-        make_model().for_side(6)
+    for x in (3.0, b"#####", None):
+        with pytest.raises(ZooError, match="a text, a path, a list or a tensor"):
+            of_mazes.predict(x)
+    with pytest.raises(ZooError, match="whole numbers"):
+        of_mazes.predict(torch.ones(7, 7, dtype=torch.bfloat16))
+    with pytest.raises(ZooError, match="whole numbers"):
+        of_mazes.predict(np.ones((2, 5, 5), dtype=int))
+
+
+@pytest.mark.parametrize("side", [0, -5, 65])
+def test_sides_beyond_the_limits_are_errors(of_mazes: Reasoner, side: int) -> None:
+    with pytest.raises(ZooError, match=f"from 1 to 64 cells in a row, got {side}"):
+        for_side(of_mazes, side)
+
+
+@pytest.mark.parametrize("side", [True, 2.5, "7", torch.tensor(7)])
+def test_a_side_is_a_whole_number(of_mazes: Reasoner, side: Any) -> None:
+    with pytest.raises(TypeError, match="whole number"):
+        for_side(of_mazes, side)
+
+
+def test_other_networks_know_one_side(of_mazes: Reasoner) -> None:
+    with pytest.raises(ZooError, match=r"boards of 4x4, got 6x6: only mazes"):
+        for_side(make_model(), 6)
+    learned = make_model(replace(NET, cells=25, position="learned"), deq={"eval_f_max_iter": 4})
+    learned.facts = of_mazes.facts
+    with pytest.raises(ZooError, match="maze of 5x5 cells, got 7 rows of up to 7"):
+        learned.eval().predict(text_of(drawn(7, 4)))

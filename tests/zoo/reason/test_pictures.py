@@ -14,7 +14,7 @@ from deq_zoo.reason.task import SolvePuzzles
 def test_a_maze_is_drawn_step_by_step() -> None:
     task = find_preset("reason-maze13").task
     assert isinstance(task, SolvePuzzles)
-    net = replace(task.net, cells=49, width=8, heads=2, rounds=1, inner=1, max_steps=1)
+    net = replace(task.net, cells=49, width=8, rounds=1, inner=1, max_steps=1)
     task = replace(task, net=net, puzzles=1, val_puzzles=1, test_puzzles=3, paths=(2, 6))
     model = task.build().eval()
     model.facts = task.facts()
