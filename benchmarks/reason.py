@@ -5,9 +5,9 @@ through the last two steps, through the last round, through a whole supervision 
 reversible iteration, and by the implicit function theorem; `mazes` does so on mazes. `halting`
 compares many restarts of every puzzle with a stream that halts and starts again only where needed,
 `depth` goes beyond the depth of training, both with one trained model; `sides` goes beyond the
-mazes of training in size and depth; `quick` repeats `reason-quick`; `nine` is one run on 9x9
-Sudokus with its learning curve. An interrupted part goes on where it was; a run of `quick` begins
-again.
+mazes of training in size and depth, with a run of `reason-maze13`; `quick` repeats `reason-quick`;
+`nine` is one run on 9x9 Sudokus with its learning curve. An interrupted part goes on where it was;
+a run of `quick` begins again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torchdeq import DEQConfig
 
 MODELS = Path(".bench") / "reason"
 #: The trained model of a part.
-TRAINED = {"halting": "reason-6x6", "depth": "reason-6x6", "sides": "reason-mazes"}
+TRAINED = {"halting": "reason-6x6", "depth": "reason-6x6", "sides": "runs/reason-maze13"}
 
 #: How training differentiates, by name. An update is two supervision steps, of which the last one,
 #: or a part of it, has a gradient; both have one in the reversible iteration.
@@ -201,9 +201,9 @@ PARTS: dict[str, Callable[[Size, str], Iterator[Job]]] = {
     "mazes": mazes,
     "halting": halting,
     "depth": depth,
-    "sides": sides,
     "quick": quick,
     "nine": nine,
+    "sides": sides,
 }
 
 

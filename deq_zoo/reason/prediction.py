@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import groupby
 from math import isfinite, isqrt
 from pathlib import Path
@@ -58,7 +59,7 @@ class SolvedPuzzle:
 
 def describe(puzzle: Puzzle, checked: Checked, answer: Answer, model: Reasoner) -> SolvedPuzzle:
     """Return an answer as users read it."""
-    tokens = tuple(answer.tokens.tolist())
+    tokens, trained = tuple(answer.tokens.tolist()), model.facts.get("trained_side", 0)
     right = tokens == checked.solutions[0] if len(checked.solutions) == 1 else None
     return SolvedPuzzle(
         puzzle.write(checked.tokens),
@@ -69,7 +70,7 @@ def describe(puzzle: Puzzle, checked: Checked, answer: Answer, model: Reasoner) 
         answer.residual,
         answer.evaluations,
         answer.attempts,
-        model.facts.get("trained_side", 0),
+        trained if trained != puzzle.side else 0,
     )
 
 
@@ -171,10 +172,11 @@ def _solve_all(
     model: Reasoner, path: Path, questions: Sequence[Question]
 ) -> Iterator[Prediction | Failure]:
     good: list[_Good] = []
+    fit = cache(partial(for_side, model.eval()))  # one copy for each side
     for number, (puzzle, tokens) in enumerate(questions, start=1):
         source = f"{path}:{number}" if len(questions) > 1 else str(path)
         try:
-            fitting = for_side(model.eval(), puzzle.side)
+            fitting = fit(puzzle.side)
             good.append(_Good(source, puzzle, puzzle.check(tokens), fitting))
         except ZooError as error:
             yield Failure(source, f"{source}: {error}")
@@ -231,7 +233,8 @@ def solve_one(
     if other:
         raise TypeError(f"a prediction takes the option f_max_iter alone, got {', '.join(other)}")
     puzzle, cells = as_question(read_text(x) if isinstance(x, Path) else x, model)
-    checked, model = puzzle.check(cells), for_side(model, puzzle.side)
+    model = for_side(model, puzzle.side)  # refuses boards that are too large to check soon
+    checked = puzzle.check(cells)
     tokens = torch.tensor([checked.tokens], device=model.device)
     answer, states, stats = find_answer(model, tokens, model.search, z0, call.get("f_max_iter"))
     return Output([describe(puzzle, checked, answer, model)], states, stats)
