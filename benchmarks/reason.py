@@ -5,7 +5,7 @@ through the last two steps, through the last round, through a whole supervision 
 reversible iteration, and by the implicit function theorem; `mazes` does so on mazes. `halting`
 compares many restarts of every puzzle with a stream that halts and starts again only where needed,
 `depth` goes beyond the depth of training, both with one trained model; `sides` goes beyond the
-mazes of training in size and depth, with a run of `reason-maze13`; `quick` repeats `reason-quick`;
+mazes of training in size and depth, with `reason-mazes`; `quick` repeats `reason-quick`;
 `nine` is one run on 9x9 Sudokus with its learning curve. An interrupted part goes on where it was;
 a run of `quick` begins again.
 """
@@ -32,23 +32,31 @@ from torchdeq import DEQConfig
 
 MODELS = Path(".bench") / "reason"
 #: The trained model of a part.
-TRAINED = {"halting": "reason-6x6", "depth": "reason-6x6", "sides": "runs/reason-maze13"}
+TRAINED = {"halting": "reason-6x6", "depth": "reason-6x6", "sides": "reason-mazes"}
 
 #: How training differentiates, by name. An update is two supervision steps, of which the last one,
 #: or a part of it, has a gradient; both have one in the reversible iteration.
 GRADIENTS: dict[str, dict[str, Any]] = {
     "one step": {"gradient": "one_step", "f_max_iter": 2},
     "round": {"gradient": "round", "f_max_iter": 2},
-    "phantom": {"gradient": "deq", "backward": "phantom", "grad": [1], "tau": 1.0},
+    "phantom": {
+        "gradient": "deq",
+        "backward": "phantom",
+        "grad": [1],
+        "tau": 1.0,
+        "f_max_iter": 1,
+    },
     "reversible": {"gradient": "deq", "backward": "reversible", "f_max_iter": 2},
     "implicit": {
         "gradient": "deq",
         "ift": True,
+        "f_max_iter": 1,
         "b_solver": "gmres",
         "b_max_iter": 12,
         "b_tol": 1e-2,
     },
 }
+_EVALUATION = ("eval_f_max_iter", "f_tol", "f_stop_mode")  # options that every run keeps
 _STEPS = 2  # supervision steps of an update
 
 
@@ -107,7 +115,7 @@ def with_gradient(preset: Preset, options: dict[str, Any]) -> Preset:
     own = dict(options)
     task = preset.task
     assert isinstance(task, SolvePuzzles)
-    deq = {name: getattr(task.deq, name) for name in task.deq.given} | {
+    deq = {name: getattr(task.deq, name) for name in _EVALUATION} | {
         name: own.pop(name) for name in list(own) if name != "gradient"
     }
     return replace(preset, task=replace(task, **own, deq=DEQConfig(**deq)))

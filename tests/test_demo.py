@@ -10,7 +10,7 @@ from PIL import Image, ImageSequence
 
 from deq_zoo.mdeq import MDEQClassifier
 from deq_zoo.preset import find_preset
-from examples.demo import converging, page, solving
+from examples.demo import converging, maze, page, solving
 from examples.demo.animation import animated_images
 from examples.demo.cost import measure
 
@@ -62,4 +62,11 @@ def test_the_puzzle_is_solved() -> None:
     shown = solving.show()
     assert shown.solved.valid
     assert shown.solved.right
+    assert shown.picture.png.startswith(b"\x89PNG")
+
+
+def test_the_maze_is_solved() -> None:
+    shown = maze.show()
+    assert shown.solved
+    assert shown.trained < maze.SIDE
     assert shown.picture.png.startswith(b"\x89PNG")

@@ -1,13 +1,15 @@
 """Draw the pictures of the README and of the families: `python -m tools.pictures [FAMILY...]`.
 
 Each is a picture that the report of a pretrained model has, or of a run that the command line
-names, as `inr=RUN`; they go to `docs/figures/families`. `front` is the animation of the README.
+names, as `inr=RUN`; they go to `docs/figures/families`. `front` and `maze` are the animations of
+the README.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -18,6 +20,7 @@ from deq_zoo.loading import open_model
 from deq_zoo.mdeq import MDEQClassifier
 from examples.demo.converging import draw as draw_course
 from examples.demo.converging import follow_digits, most_surprising
+from examples.demo.maze import show as show_maze
 from tools.site_pages import DOCS
 
 FOLDER = DOCS / "figures" / "families"
@@ -50,24 +53,30 @@ def draw(source: str, name: str) -> Image.Image:
     return image.quantize(128, dither=Image.Dither.NONE)  # half the bytes, and no visible change
 
 
-def animate(model: str) -> bytes:
+def animate_digit() -> bytes:
     """Return a digit on its way to the equilibrium of a pretrained classifier, as an animation."""
-    classifier = deq_zoo.load(model)
+    classifier = deq_zoo.load("mdeq-digits")
     assert isinstance(classifier, MDEQClassifier)
     course, digits = follow_digits(classifier)
     row = most_surprising(course, digits.labels)
     return draw_course(course, digits.pixels[row], row).png
 
 
+ANIMATED: dict[str, Callable[[], bytes]] = {
+    "front": animate_digit,
+    "maze": lambda: show_maze().picture.png,
+}
+
+
 def main() -> None:
     """Draw all pictures, or some."""
     parser = argparse.ArgumentParser(description=__doc__)
-    names = ["front", *SHOWN]
+    names = [*ANIMATED, *SHOWN]
     parser.add_argument("families", nargs="*", metavar="FAMILY[=RUN]", default=names)
     for each in parser.parse_args().families:
         family, _, run = each.partition("=")
-        if family == "front":
-            (DOCS / "figures" / "front.png").write_bytes(animate("mdeq-digits"))
+        if family in ANIMATED:
+            (DOCS / "figures" / f"{family}.png").write_bytes(ANIMATED[family]())
             continue
         if family not in SHOWN:
             raise SystemExit(f"there is no family {family}: {', '.join(names)}")

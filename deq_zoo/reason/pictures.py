@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from torch import Tensor
 
 from deq_zoo.drawing import Line, line_plot, new_axes, to_png
@@ -51,14 +52,20 @@ def draw_pictures(model: Reasoner, data: PuzzleSet) -> list[Picture]:
 
 
 @torch.no_grad()
-def follow(model: Reasoner, data: PuzzleSet) -> Course:
-    """Return the answers to puzzles after each step of the published recursion."""
+def follow(model: Reasoner, data: PuzzleSet, steps: int | None = None) -> Course:
+    """Return the answers to puzzles after each step of the published recursion.
+
+    Args:
+        model: in evaluation mode.
+        data: the puzzles.
+        steps: supervision steps; by default four times those of training.
+    """
     tokens, ids = data.tokens.long().to(model.device), data.ids.to(model.device)
     states = draw_starts(model, tokens, model.search.seed)
     labels = data.labels.long()
     answers, residuals, right = [], [], []
     noise = recursion_noise(tokens, model.search.seed)
-    for _ in range(_BEYOND * model.net.max_steps):
+    for _ in range(_BEYOND * model.net.max_steps if steps is None else steps):
         out = model.recurse(tokens, 1, states, ids=ids, noise=noise)
         assert out.stats is not None
         states = out.state
@@ -131,14 +138,18 @@ def _draw_sudoku(
 
 
 def _draw_maze(axes: Any, puzzle: Puzzle, question: Tensor, answer: Tensor, label: Tensor) -> None:
-    n = puzzle.side
-    pixels = np.full((n * n, 3), 255, dtype=np.uint8)
+    axes.imshow(maze_pixels(answer, label, puzzle.side), interpolation="nearest")
+    axes.set_axis_off()
+
+
+def maze_pixels(answer: Tensor, label: Tensor, side: int) -> NDArray[np.uint8]:
+    """Return (side, side, 3): start blue, goal orange, path green, cells unlike the label red."""
+    pixels = np.full((side * side, 3), 255, dtype=np.uint8)
     for cell, token in enumerate(answer.tolist()):
         pixels[cell] = _COLOURS.get(token, (255, 255, 255))
         if token != int(label[cell]):
             pixels[cell] = (220, 60, 60)
-    axes.imshow(pixels.reshape(n, n, 3), interpolation="nearest")
-    axes.set_axis_off()
+    return pixels.reshape(side, side, 3)
 
 
 def draw_accuracy(course: Course, model: Reasoner) -> list[Picture]:

@@ -16,7 +16,7 @@ from deq_zoo.files import write_atomically
 from deq_zoo.mdeq import MDEQClassifier
 from deq_zoo.mdeq.pictures import gallery
 from deq_zoo.training import Result
-from examples.demo import converging, cost, moving, page, solving
+from examples.demo import converging, cost, maze, moving, page, solving
 from examples.demo.cost import Cost
 from examples.demo.page import Section
 
@@ -36,9 +36,10 @@ def main() -> None:
         costs = cost.compare(NAME)
     with console.status("motion between two photographs"):
         motion = moving.show()
-    with console.status("a puzzle, step by step"):
-        puzzle = solving.show()
-    parts = [*_digits(), _costs(costs), _motion(motion), _puzzle(puzzle), _more(result)]
+    with console.status("puzzles, step by step"):
+        puzzle, larger = solving.show(), maze.show()
+    puzzles = [_puzzle(puzzle), _maze(larger)]
+    parts = [*_digits(), _costs(costs), _motion(motion), *puzzles, _more(result)]
     numbers = [
         (accuracy, "of 1,000 test digits right"),
         (f"{result.seconds:.0f} s", "of training on one core"),
@@ -109,6 +110,18 @@ def _puzzle(shown: solving.Shown) -> Section:
         "was picked for this page: of the hard ones in the test set, one that is solved quickly.",
         [shown.picture],
         code=f"echo {solving.PUZZLE} > puzzle.txt\ndeq-zoo predict {solving.MODEL} puzzle.txt",
+    )
+
+
+def _maze(shown: maze.Shown) -> Section:
+    side, trained = f"{maze.SIDE}x{maze.SIDE}", f"{shown.trained}x{shown.trained}"
+    end = f"right after {shown.steps} steps" if shown.solved else "still wrong in the end"
+    return Section(
+        "A larger board by more iterations",
+        f"{maze.MODEL} was trained on mazes of {trained}. An equilibrium has no fixed depth: here "
+        f"the same weights answer a maze of {side}, {end}. This maze was picked, too.",
+        [shown.picture],
+        code=f"deq-zoo predict {maze.MODEL} maze.txt",
     )
 
 

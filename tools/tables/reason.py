@@ -1,4 +1,4 @@
-"""Tables of the reasoners: gradients, halting and restarts, depth beyond training."""
+"""Tables of the reasoners: gradients, restarts, depth and boards beyond training, whole runs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,19 @@ GRADIENTS = {
 @table("reason/gradients")
 def reason_gradients() -> str:
     """Return what each gradient teaches in the same time on 6x6 Sudokus."""
-    rows, lines = read("reason/gradients")["rows"], []
+    return _by_gradient("reason/gradients", "sudoku6")
+
+
+@table("reason/mazes")
+def reason_maze_gradients() -> str:
+    """Return what each gradient teaches in the same time on mazes."""
+    return _by_gradient("reason/mazes", "maze13")
+
+
+def _by_gradient(part: str, puzzles: str) -> str:
+    rows, lines = read(part)["rows"], []
     for rule, words in GRADIENTS.items():
-        runs = [row for key, row in sorted(rows.items()) if key.startswith(f"sudoku6, {rule}, ")]
+        runs = [row for key, row in sorted(rows.items()) if key.startswith(f"{puzzles}, {rule}, ")]
 
         def both(key: str, digits: int = 1, runs: list[dict[str, Any]] = runs) -> str:
             return ", ".join(f"{run[key]:.{digits}f}" for run in runs)
@@ -97,3 +107,58 @@ def reason_depth() -> str:
             for name, row in sorted(rows.items(), key=lambda item: item[1]["evaluations"])
         ],
     )
+
+
+@table("reason/sides")
+def reason_sides() -> str:
+    """Return accuracy on larger mazes, by the depth of the recursion."""
+    rows = read("reason/sides")["rows"].items()
+    by_place = {(int(key.partition(",")[0]), row["steps"]): row for key, row in rows}
+    sides, steps = (sorted(set(values)) for values in zip(*by_place, strict=True))
+    return markdown(
+        ["mazes", "moves of a path", *(f"exact after {count} steps, %" for count in steps)],
+        [
+            [
+                f"{side} x {side}",
+                "{} to {}".format(*by_place[side, steps[0]]["paths"]),
+                *(f"{by_place[side, count]['exact']:.0f}" for count in steps),
+            ]
+            for side in sides
+        ],
+    )
+
+
+@table("reason/quick")
+def reason_quick() -> str:
+    """Return whole runs of `reason-quick`."""
+    rows = read("reason/quick")["rows"]
+    return markdown(
+        ["seed", "exact, %", "cells, %", "spectral radius", "right answers below wrong ones, %",
+         "best update", "processor seconds"],
+        [
+            [
+                seed,
+                f"{row['exact']:.1f}",
+                f"{row['cells']:.1f}",
+                f"{row['spectral_radius']:.2f}",
+                f"{row['confidence']:.1f}",
+                f"{row['best_update']}",
+                f"{row['seconds']:.0f}",
+            ]
+            for seed, row in sorted(rows.items())
+        ],
+    )  # fmt: skip
+
+
+@table("reason/nine")
+def reason_nine() -> str:
+    """Return the learning curve on 9x9 Sudokus."""
+    (row,) = read("reason/nine")["rows"].values()
+    points = row["curve"][2::3]
+    lines = [
+        ["processor minutes", *(f"{point['seconds'] / 60:.0f}" for point in points)],
+        ["updates", *(f"{point['updates']:,}" for point in points)],
+        ["exact, %", *(f"{point['exact']:.1f}" for point in points)],
+        ["cells, %", *(f"{point['cells']:.1f}" for point in points)],
+    ]
+    return markdown(lines[0], lines[1:])

@@ -292,9 +292,20 @@ def _more_updates() -> str:
     return f"{min(ratios):.1f} to {max(ratios):.1f}"
 
 
-@table("reason/depth", "reason/halting")
+def _exact_by_gradient(part: str, rule: str) -> list[float]:
+    """Return the exact answers, %, of all runs of a comparison with one gradient."""
+    rows = read(part)["rows"]
+    return [row["exact"] for key, row in sorted(rows.items()) if f", {rule}, " in key]
+
+
+@table("reason/depth", "reason/halting", "reason/gradients", "reason/mazes")
 def reproduced_reason() -> str:
     """Return the findings about reasoners."""
+    gap = [
+        f"{name} {' and '.join(f'{exact:.1f}' for exact in _exact_by_gradient(part, rule))}"
+        for part, kind in (("reason/gradients", "6x6"), ("reason/mazes", "mazes"))
+        for rule, name in (("round", f"{kind}: round"), ("one step", "two steps"))
+    ]
     depth, halting = read("reason/depth")["rows"], read("reason/halting")["rows"]
     every = halting["all restarts"]
     deeper = ", ".join(f"{row['exact']:.1f} at {row['evaluations']:.0f}" for row in depth.values())
@@ -313,5 +324,12 @@ def reproduced_reason() -> str:
             f"{every['one']:.1f} with one, {every['top1']:.1f} with {every['starts']}",
             "reproduced" if every["top1"] > every["one"] else "differs",
             "the same model and puzzles, 64 steps",
+        ),
+        Finding(
+            "a gradient through the last round is better than through the last two steps, % exact",
+            "87.4 against 56.5 (Sudoku-Extreme, equal updates)",
+            "; ".join(gap),
+            "differs",
+            "15 processor minutes each, two seeds; with equal updates the gap is REPLACE",
         ),
     )

@@ -67,10 +67,11 @@ def test_the_other_commands_run(
     deq_zoo.train("reason-smoke", out=run, steps=1, report=False, quiet=True)
     Path("puzzle.txt").write_text(PUZZLES[0])
     Path("sudoku6.txt").write_text(".3......1...3.4..2...4...1.2..2...63")
+    Path("maze.txt").write_text("#####\n#S  #\n### #\n#G  #\n#####")
     theirs = to_authors(find_preset("reason-eqr-sudoku").task.build().state_dict())
     torch.save(theirs, "checkpoint.pth")
     others = [c for c in COMMANDS if " train " not in c]
-    assert [c.split()[1] for c in others] == ["predict", "predict", "convert", "evaluate"]
+    assert [c.split()[1] for c in others] == ["predict"] * 3 + ["convert", "evaluate"]
     for command in others:
         words = shlex.split(command.replace("RUN", "runs/reason-quick"))
         assert main(words[1:]) == 0, capsys.readouterr().err

@@ -1,0 +1,92 @@
+"""A maze as it is solved: larger than any that the model has seen, by more iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isqrt
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import deq_zoo
+from deq_zoo.reason import Reasoner, for_side
+from deq_zoo.reason.mazes import draw_mazes
+from deq_zoo.reason.pictures import follow, maze_pixels
+from deq_zoo.reason.sets import PuzzleSet
+from deq_zoo.task import Picture
+from examples.demo.animation import animated
+
+MODEL, SIDE = "reason-mazes", 31
+_SEED, _MOVES = 0, 95  # of the maze, and the length of its path
+_STEPS = 96  # supervision steps that are followed
+_EACH = 16  # of which so many are shown one by one, and of the others every third
+_BLUE = "#3b6fb6"
+
+
+class Shown(NamedTuple):
+    """How a maze was answered.
+
+    Args:
+        solved: whether the answer is right in the end.
+        steps: supervision steps after which it stays right; all if it does not.
+        trained: the side of the mazes of training.
+        picture: the way to the answer.
+    """
+
+    solved: bool
+    steps: int
+    trained: int
+    picture: Picture
+
+
+def show() -> Shown:
+    """Follow the answer to a maze, always the same one."""
+    model = deq_zoo.load(MODEL)
+    assert isinstance(model, Reasoner)
+    maze = next(draw_mazes(SIDE, (_MOVES, _MOVES), np.random.default_rng(_SEED), set()))
+    question, label = (torch.from_numpy(each).flatten()[None] for each in maze)
+    course = follow(for_side(model, SIDE), PuzzleSet.of(question, label), _STEPS)
+    trained, steps = isqrt(model.net.cells), _steps_until_right(course.right[:, 0])
+    caption = (
+        f"A maze of {SIDE}x{SIDE} cells, the path after each supervision step (green; red where it "
+        "is not yet right), and the cells that are not right. The network was trained on mazes of "
+        f"{trained}x{trained}, with {model.net.max_steps} steps at most."
+    )
+    shown = [k for k in range(steps) if k < _EACH or k == steps - 1 or not (k - _EACH) % 3]
+    figures = _frames(question[0], label[0], course.answers[:, 0], shown)
+    picture = Picture("maze", caption, animated(figures, [0.25] * (len(shown) - 1) + [3.0]))
+    return Shown(bool(course.right[-1, 0]), steps, trained, picture)
+
+
+def _steps_until_right(right: Tensor) -> int:
+    """Return the steps after which an answer (D,) stays right; all of them if it does not."""
+    wrong = (~right).nonzero().flatten().tolist()
+    return min(wrong[-1] + 2, len(right)) if wrong else 1
+
+
+def _frames(
+    question: Tensor, label: Tensor, answers: Tensor, steps: list[int]
+) -> Iterator[Figure]:
+    """Yield one figure again and again, as it is after each step."""
+    figure = Figure(figsize=(9.6, 3.4))
+    places = ((0.01, 0.33), (0.35, 0.33), (0.75, 0.23))  # left edges and widths
+    maze, path, curve = (figure.add_axes((x, 0.12, w, 0.76)) for x, w in places)
+    maze.imshow(maze_pixels(question, question, SIDE), interpolation="nearest")
+    maze.set_title(f"a maze of {SIDE}x{SIDE}", fontsize=10)
+    image = path.imshow(maze_pixels(answers[0], label, SIDE), interpolation="nearest")
+    for axes in (maze, path):
+        axes.set_axis_off()
+    wrong = (answers != label).sum(1)
+    (line,) = curve.plot([], [], color=_BLUE)
+    curve.set(xlim=(0, steps[-1] + 1), ylim=(0, 1.05 * int(wrong.max())), xlabel="supervision steps")
+    curve.set_title("cells that are not right", fontsize=10)
+    curve.spines[["top", "right"]].set_visible(False)
+    curve.tick_params(labelsize=8)
+    for k in steps:
+        image.set_data(maze_pixels(answers[k], label, SIDE))
+        path.set_title(f"step {k + 1}", fontsize=10)
+        line.set_data(range(1, k + 2), wrong[: k + 1].tolist())
+        yield figure
