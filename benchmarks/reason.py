@@ -2,12 +2,12 @@
 
 `gradients` trains one network on 6x6 Sudokus by five gradients, each for the same processor time:
 through the last two steps, through the last round, through a whole supervision step (phantom), by a
-reversible iteration, and by the implicit function theorem; `mazes` does so on mazes. `halting`
-compares many restarts of every puzzle with a stream that halts and starts again only where needed,
-`depth` goes beyond the depth of training, both with one trained model; `sides` goes beyond the
-mazes of training in size and depth, with `reason-mazes`; `quick` repeats `reason-quick`;
-`nine` is one run on 9x9 Sudokus with its learning curve. An interrupted part goes on where it was;
-a run of `quick` begins again.
+reversible iteration, and by the implicit function theorem; `mazes` does so on mazes, and `larger`
+asks these runs for larger ones. `halting` compares many restarts of every puzzle with a stream that
+halts and starts again only where needed, `depth` goes beyond the depth of training, both with one
+trained model; `sides` goes beyond the mazes of training in size and depth, with `reason-mazes`;
+`quick` repeats `reason-quick`; `nine` is one run on 9x9 Sudokus with its learning curve. An
+interrupted part goes on where it was; a run of `quick` begins again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reason_answers import all_restarts, at_depth, at_side, by_stream, trained
+from benchmarks.reason_answers import (
+    after_training,
+    all_restarts,
+    at_depth,
+    at_side,
+    by_stream,
+    trained,
+)
 from benchmarks.reason_training import train
 from benchmarks.rows import Job, Row, make_rows, results_file
 from deq_zoo.evaluate import evaluate
@@ -131,6 +138,14 @@ def mazes(size: Size, model: str) -> Iterator[Job]:
     yield from _by_gradient("maze13", reason_maze13(), size)
 
 
+def larger(size: Size, model: str) -> Iterator[Job]:
+    """Yield what the runs of `mazes` answer on larger ones, at eight times the depth."""
+    for job in mazes(size, model):
+        preset, _, _, file = job.arguments
+        arguments = (preset, file, size.mazes, size.sides[-1], 8)
+        yield Job(job.key, after_training, arguments)
+
+
 def _by_gradient(name: str, preset: Preset, size: Size) -> Iterator[Job]:
     """Yield a run of each gradient, with accuracy, residual, memory and time per step."""
     preset = _quiet(sized(preset, size))
@@ -207,6 +222,7 @@ def halting(size: Size, model: str) -> Iterator[Job]:
 PARTS: dict[str, Callable[[Size, str], Iterator[Job]]] = {
     "gradients": gradients,
     "mazes": mazes,
+    "larger": larger,
     "halting": halting,
     "depth": depth,
     "quick": quick,
@@ -217,8 +233,8 @@ PARTS: dict[str, Callable[[Size, str], Iterator[Job]]] = {
 
 def seeds_of(part: str, size: Size) -> range:
     """Return the seeds of a part; most have one."""
-    several = {"gradients": size.seeds, "mazes": size.seeds, "quick": size.quick_seeds}
-    return range(several.get(part, 1))
+    several = dict.fromkeys(("gradients", "mazes", "larger"), size.seeds)
+    return range((several | {"quick": size.quick_seeds}).get(part, 1))
 
 
 def main() -> None:

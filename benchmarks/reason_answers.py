@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from math import isqrt
+from pathlib import Path
 
 import torch
 
 from benchmarks.rows import Row
+from deq_zoo.checkpoint import Checkpoint
 from deq_zoo.evaluate import evaluate
 from deq_zoo.loading import open_model
+from deq_zoo.preset import Preset
 from deq_zoo.reason.choice import convergence_scores, selection_metrics
 from deq_zoo.reason.loss import IGNORED
 from deq_zoo.reason.model import Reasoner
@@ -39,8 +42,24 @@ def at_depth(source: str, tests: int, factor: int) -> Row:
 
 
 def at_side(source: str, count: int, side: int, factor: int) -> Row:
+    """Return the metrics of a trained model on mazes of a side."""
+    return on_mazes(*trained(source, count), count, side, factor)
+
+
+def after_training(preset: Preset, file: Path, count: int, side: int, factor: int) -> Row:
+    """Return the metrics on mazes of a side of what `reason_training.train` has saved."""
+    task = preset.task
+    assert isinstance(task, SolvePuzzles)
+    if not file.exists():
+        raise SystemExit(f"{file} is missing: run the part `mazes` first, on this machine")
+    model = task.build()
+    model.load_state_dict(Checkpoint.load(file).model)
+    model.facts = task.facts()
+    return on_mazes(task, model.eval(), count, side, factor)
+
+
+def on_mazes(task: SolvePuzzles, model: Reasoner, count: int, side: int, factor: int) -> Row:
     """Return the metrics of the recursion on mazes of a side, whose paths grow with it."""
-    task, model = trained(source, count)
     own = isqrt(task.net.cells)
     low, high = (round(moves * side / own) for moves in task.paths)
     task = replace(

@@ -67,9 +67,7 @@ def _steps_until_right(right: Tensor) -> int:
     return min(wrong[-1] + 2, len(right)) if wrong else 1
 
 
-def _frames(
-    question: Tensor, label: Tensor, answers: Tensor, steps: list[int]
-) -> Iterator[Figure]:
+def _frames(question: Tensor, label: Tensor, answers: Tensor, steps: list[int]) -> Iterator[Figure]:
     """Yield one figure again and again, as it is after each step."""
     figure = Figure(figsize=(9.6, 3.4))
     places = ((0.01, 0.33), (0.35, 0.33), (0.75, 0.23))  # left edges and widths
@@ -81,7 +79,9 @@ def _frames(
         axes.set_axis_off()
     wrong = (answers != label).sum(1)
     (line,) = curve.plot([], [], color=_BLUE)
-    curve.set(xlim=(0, steps[-1] + 1), ylim=(0, 1.05 * int(wrong.max())), xlabel="supervision steps")
+    curve.set(
+        xlim=(0, steps[-1] + 1), ylim=(0, 1.05 * int(wrong.max())), xlabel="supervision steps"
+    )
     curve.set_title("cells that are not right", fontsize=10)
     curve.spines[["top", "right"]].set_visible(False)
     curve.tick_params(labelsize=8)

@@ -29,6 +29,19 @@ def reason_maze_gradients() -> str:
     return _by_gradient("reason/mazes", "maze13")
 
 
+@table("reason/larger")
+def reason_larger() -> str:
+    """Return what each gradient's runs answer on mazes larger than those of training."""
+    rows, lines = read("reason/larger")["rows"], []
+    for rule, words in GRADIENTS.items():
+        runs = [row for key, row in sorted(rows.items()) if f", {rule}, " in key]
+        exact = ", ".join(f"{run['exact']:.0f}" for run in runs)
+        cells = ", ".join(f"{run['cells']:.1f}" for run in runs)
+        residual = ", ".join(power(run["residual"]) for run in runs)
+        lines.append([words, exact, cells, residual])
+    return markdown(["gradient through", "exact, %", "cells, %", "relative residual"], lines)
+
+
 def _by_gradient(part: str, puzzles: str) -> str:
     rows, lines = read(part)["rows"], []
     for rule, words in GRADIENTS.items():
