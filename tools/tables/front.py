@@ -118,7 +118,8 @@ def front_families() -> str:
         "reason": (
             "[HRM, TRM, EqR](deq_zoo/reason/README.md), recursive reasoners: puzzles",
             "deq-zoo predict reason-6x6 puzzle.txt",
-            f"{_test('reason-6x6', 'exact'):.1f} % of 500 Sudokus of 6 x 6",
+            f"{_test('reason-6x6', 'exact'):.1f} % of 500 Sudokus of 6 x 6, "
+            f"{_test('reason-mazes', 'exact'):.1f} % of 500 mazes",
             _published("reason-trm-sudoku", "% of Sudoku-Extreme"),
         ),
     }

@@ -165,13 +165,13 @@ def reason_quick() -> str:
 
 @table("reason/nine")
 def reason_nine() -> str:
-    """Return the learning curve on 9x9 Sudokus."""
+    """Return the learning curve on 9x9 Sudokus, and the score of the last weights."""
     (row,) = read("reason/nine")["rows"].values()
     points = row["curve"][2::3]
     lines = [
-        ["processor minutes", *(f"{point['seconds'] / 60:.0f}" for point in points)],
-        ["updates", *(f"{point['updates']:,}" for point in points)],
-        ["exact, %", *(f"{point['exact']:.1f}" for point in points)],
-        ["cells, %", *(f"{point['cells']:.1f}" for point in points)],
+        ["processor minutes", *(f"{point['seconds'] / 60:.0f}" for point in points), "test"],
+        ["updates", *(f"{point['updates']:,}" for point in points), f"{row['updates']:,}"],
+        ["exact, %", *(f"{point['exact']:.1f}" for point in points), f"{row['exact']:.1f}"],
+        ["cells, %", *(f"{point['cells']:.1f}" for point in points), f"{row['cells']:.1f}"],
     ]
     return markdown(lines[0], lines[1:])
