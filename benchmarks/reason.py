@@ -63,7 +63,8 @@ GRADIENTS: dict[str, dict[str, Any]] = {
         "b_tol": 1e-2,
     },
 }
-_EVALUATION = ("eval_f_max_iter", "f_tol", "f_stop_mode")  # options that every run keeps
+# Options of a preset that every run keeps; its gradient is none of them.
+_EVALUATION = ("eval_f_max_iter", "f_tol", "f_stop_mode")
 _STEPS = 2  # supervision steps of an update
 
 
@@ -139,10 +140,10 @@ def mazes(size: Size, model: str) -> Iterator[Job]:
 
 
 def larger(size: Size, model: str) -> Iterator[Job]:
-    """Yield what the runs of `mazes` answer on larger ones, at eight times the depth."""
+    """Yield what the runs of `mazes` answer on larger ones, at four times the depth of training."""
     for job in mazes(size, model):
-        preset, _, _, file = job.arguments
-        arguments = (preset, file, size.mazes, size.sides[-1], 8)
+        preset, seconds, _, file = job.arguments
+        arguments = (preset, seconds, file, size.mazes, size.sides[-1], 4)
         yield Job(job.key, after_training, arguments)
 
 
@@ -204,7 +205,7 @@ def depth(size: Size, model: str) -> Iterator[Job]:
 def sides(size: Size, model: str) -> Iterator[Job]:
     """Yield accuracy and residual on larger mazes, at multiples of the depth of training."""
     for side in size.sides:
-        for factor in (1, 2, 4, 16):
+        for factor in (1, 2, 4, 8):
             yield Job(f"{side}, {factor}x", at_side, (model, size.mazes, side, factor))
 
 

@@ -36,7 +36,7 @@ def trained(source: str, tests: int) -> tuple[SolvePuzzles, Reasoner]:
 def at_depth(source: str, tests: int, factor: int) -> Row:
     """Return the metrics of the recursion at a depth."""
     task, model = trained(source, tests)
-    task = replace(task, depth=factor * task.net.max_steps)
+    task = replace(task, depth=factor * model.trained_depth)
     metrics = evaluate(task, model, "test", thorough=False).metrics
     return {name: metrics[name] for name in ("exact", "residual", "confidence", "evaluations")}
 
@@ -46,14 +46,26 @@ def at_side(source: str, count: int, side: int, factor: int) -> Row:
     return on_mazes(*trained(source, count), count, side, factor)
 
 
-def after_training(preset: Preset, file: Path, count: int, side: int, factor: int) -> Row:
-    """Return the metrics on mazes of a side of what `reason_training.train` has saved."""
+def after_training(
+    preset: Preset, seconds: float, file: Path, count: int, side: int, factor: int
+) -> Row:
+    """Return the metrics on mazes of a side of what `reason_training.train` has saved.
+
+    Args:
+        preset: of the training.
+        seconds: processor time of the whole training.
+        file: its checkpoint.
+        count: mazes.
+        side: of the mazes.
+        factor: supervision steps relative to those of training.
+    """
     task = preset.task
     assert isinstance(task, SolvePuzzles)
-    if not file.exists():
-        raise SystemExit(f"{file} is missing: run the part `mazes` first, on this machine")
+    saved = Checkpoint.load(file)
+    if saved.notes["spent"] < seconds:
+        raise RuntimeError(f"{file} is of a run that has not ended: finish the part `mazes`")
     model = task.build()
-    model.load_state_dict(Checkpoint.load(file).model)
+    model.load_state_dict(saved.model)
     model.facts = task.facts()
     return on_mazes(task, model.eval(), count, side, factor)
 
@@ -69,7 +81,7 @@ def on_mazes(task: SolvePuzzles, model: Reasoner, count: int, side: int, factor:
         puzzles=1,
         val_puzzles=1,
         test_puzzles=count,
-        depth=factor * task.net.max_steps,
+        depth=factor * model.trained_depth,
     )
     metrics = evaluate(task, for_side(model, side), "test", thorough=False).metrics
     shown = {name: metrics[name] for name in ("exact", "cells", "residual", "confidence", "head")}

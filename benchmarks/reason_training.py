@@ -83,7 +83,7 @@ class ReasonTraining(TimedTraining[Reasoner]):
 
     def scores(self) -> Row:
         """Return the figures on the test puzzles, at the depth of training and beyond it."""
-        depth = self.task.depth or self.task.net.max_steps
+        depth = self.task.depth or self.model.trained_depth
         scored = evaluate(self.task, self.model, "test", thorough=True)
         deep = evaluate(replace(self.task, depth=4 * depth), self.model, "test", thorough=False)
         return {

@@ -39,7 +39,7 @@ class ReasonConfig:
             are added to the input.
         rounds: rounds of a supervision step, T.
         inner: inner steps of a round, n; an answer step follows them.
-        max_steps: supervision steps of one puzzle, at most, K.
+        max_steps: updates with one puzzle, at most, K; as published, each is a supervision step.
         slots: positions in front of the cells for the puzzle's own vector, P; 0 takes as many as
             the vector fills.
         puzzle_width: size of a puzzle's own vector; 0: there is none.

@@ -70,7 +70,7 @@ def _by_batch(
         z0 = draw_starts(model, tokens, seed)
         if task.evaluation == "recursion":
             noise = recursion_noise(tokens, seed)
-            out = model.recurse(tokens, task.depth or None, z0, ids=ids, noise=noise)
+            out = model.recurse(tokens, task.depth or model.trained_depth, z0, ids=ids, noise=noise)
         else:
             out = model(tokens, z0, ids=ids)
         assert out.q is not None

@@ -77,6 +77,14 @@ class Reasoner(Model):
         """Return the networks in use: those in training, or the average in evaluation."""
         return self.core if self.training or self.average is None else self.average
 
+    @property
+    def trained_depth(self) -> int:
+        """Return the most supervision steps that training makes for a puzzle."""
+        deq, unrolled = self.deq.config, 0
+        if self.gradient == "deq" and not deq.implicit and deq.backward != "reversible":
+            unrolled = deq.grad[0]
+        return self.net.max_steps * (self.deq.f_max_iter + unrolled)
+
     def copied_weights(self) -> dict[str, str]:
         """Return the names of the average."""
         if self.average is None:
@@ -279,7 +287,7 @@ class Reasoner(Model):
 
         Args:
             x: (B, L) tokens.
-            depth: supervision steps; the most steps of training by default.
+            depth: supervision steps; `net.max_steps` by default.
             z0: states to start from; by default, those of `start`.
             ids: (B,), the row of each puzzle's own vector.
             noise: of EqR's steps; drawn anew for every step by default.

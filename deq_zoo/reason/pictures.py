@@ -65,7 +65,7 @@ def follow(model: Reasoner, data: PuzzleSet, steps: int | None = None) -> Course
     labels = data.labels.long()
     answers, residuals, right = [], [], []
     noise = recursion_noise(tokens, model.search.seed)
-    for _ in range(_BEYOND * model.net.max_steps if steps is None else steps):
+    for _ in range(_BEYOND * model.trained_depth if steps is None else steps):
         out = model.recurse(tokens, 1, states, ids=ids, noise=noise)
         assert out.stats is not None
         states = out.state
@@ -158,7 +158,7 @@ def draw_accuracy(course: Course, model: Reasoner) -> list[Picture]:
     exact = (100 * course.right.double().mean(1)).tolist()
     caption = (
         f"Exact answers among the first {count} test puzzles, by the supervision steps of each; "
-        f"training uses {model.net.max_steps} at most."
+        f"training uses {model.trained_depth} at most."
     )
     line = Line("exact", list(range(1, depth + 1)), exact)
     return line_plot("depth", caption, [line], "supervision steps", "exact answers [%]")

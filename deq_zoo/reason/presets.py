@@ -149,8 +149,8 @@ def reason_sudoku6() -> Preset:
 def reason_maze13() -> Preset:
     """A tiny EqR with a convolution on generated mazes of 13x13 with one path each.
 
-    An update is two supervision steps without noise, and the gradient is that of the whole second
-    one: such a model settles on larger mazes, too.
+    An update is two supervision steps without noise, `f_max_iter` and `grad` of them, and the
+    gradient is that of the whole second one: such a model settles on larger mazes, too.
     """
     net = ReasonConfig(
         cells=169, vocab=6, width=32, blocks=1, mixer="conv", rounds=2, inner=2, max_steps=8,
@@ -159,11 +159,10 @@ def reason_maze13() -> Preset:
     return Preset(
         task=SolvePuzzles(
             net=net,
-            deq=_deq(64).with_options(backward="phantom", grad=[1], tau=1.0),
+            deq=_deq(64),
             gradient="deq",
             search=Search(restarts=8),
             cell_loss="softmax",
-            depth=16,
             data="maze",
             puzzles=4000,
             test_puzzles=500,

@@ -53,7 +53,7 @@ def show() -> Shown:
     caption = (
         f"A maze of {SIDE}x{SIDE} cells, the path after each supervision step (green; red where it "
         "is not yet right), and the cells that are not right. The network was trained on mazes of "
-        f"{trained}x{trained}, with {model.net.max_steps} steps at most."
+        f"{trained}x{trained}, with {model.trained_depth} steps at most."
     )
     shown = [k for k in range(steps) if k < _EACH or k == steps - 1 or not (k - _EACH) % 3]
     figures = _frames(question[0], label[0], course.answers[:, 0], shown)
