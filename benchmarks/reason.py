@@ -143,7 +143,8 @@ def larger(size: Size, model: str) -> Iterator[Job]:
     """Yield what the runs of `mazes` answer on larger ones, at four times the depth of training."""
     for job in mazes(size, model):
         preset, seconds, _, file = job.arguments
-        arguments = (preset, seconds, file, size.mazes, size.sides[-1], 4)
+        depth = 4 * preset.task.depth
+        arguments = (preset, seconds, file, size.mazes, size.sides[-1], depth)
         yield Job(job.key, after_training, arguments)
 
 

@@ -43,11 +43,12 @@ def at_depth(source: str, tests: int, factor: int) -> Row:
 
 def at_side(source: str, count: int, side: int, factor: int) -> Row:
     """Return the metrics of a trained model on mazes of a side."""
-    return on_mazes(*trained(source, count), count, side, factor)
+    task, model = trained(source, count)
+    return on_mazes(task, model, count, side, factor * model.trained_depth)
 
 
 def after_training(
-    preset: Preset, seconds: float, file: Path, count: int, side: int, factor: int
+    preset: Preset, seconds: float, file: Path, count: int, side: int, depth: int
 ) -> Row:
     """Return the metrics on mazes of a side of what `reason_training.train` has saved.
 
@@ -57,7 +58,7 @@ def after_training(
         file: its checkpoint.
         count: mazes.
         side: of the mazes.
-        factor: supervision steps relative to those of training.
+        depth: supervision steps.
     """
     task = preset.task
     assert isinstance(task, SolvePuzzles)
@@ -67,10 +68,10 @@ def after_training(
     model = task.build()
     model.load_state_dict(saved.model)
     model.facts = task.facts()
-    return on_mazes(task, model.eval(), count, side, factor)
+    return on_mazes(task, model.eval(), count, side, depth)
 
 
-def on_mazes(task: SolvePuzzles, model: Reasoner, count: int, side: int, factor: int) -> Row:
+def on_mazes(task: SolvePuzzles, model: Reasoner, count: int, side: int, depth: int) -> Row:
     """Return the metrics of the recursion on mazes of a side, whose paths grow with it."""
     own = isqrt(task.net.cells)
     low, high = (round(moves * side / own) for moves in task.paths)
@@ -81,7 +82,7 @@ def on_mazes(task: SolvePuzzles, model: Reasoner, count: int, side: int, factor:
         puzzles=1,
         val_puzzles=1,
         test_puzzles=count,
-        depth=factor * model.trained_depth,
+        depth=depth,
     )
     metrics = evaluate(task, for_side(model, side), "test", thorough=False).metrics
     shown = {name: metrics[name] for name in ("exact", "cells", "residual", "confidence", "head")}

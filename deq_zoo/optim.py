@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import cos, pi
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from deq_zoo.checks import check_fields
+from deq_zoo.fused import can_fuse, keep_fused
 
 if TYPE_CHECKING:
     from deq_zoo.model import Model
-
-_FUSED = ("cpu", "cuda", "xpu", "mps")  # devices with fused optimisers, since torch 2.5
 
 
 class Schedule(ABC):
@@ -234,17 +233,15 @@ class Adam(Optim):
     schedule: Schedule = Constant()
 
     def make(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        kind, weights = torch.optim.AdamW if self.decoupled else torch.optim.Adam, list(parameters)
-        return kind(
+        kind = torch.optim.AdamW if self.decoupled else torch.optim.Adam
+        weights = list(parameters)
+        optimizer = kind(
             weights,
             lr=self.lr,
             betas=self.betas,
             eps=self.eps,
             weight_decay=self.weight_decay,
-            fused=_fit_fused(weights) or None,
+            fused=can_fuse(weights) or None,
         )
-
-
-def _fit_fused(weights: Sequence[Tensor]) -> bool:
-    """Return whether torch has one kernel for a whole update, a quarter of the time on a CPU."""
-    return all(p.is_floating_point() and p.device.type in _FUSED for p in weights)
+        keep_fused(optimizer)
+        return optimizer

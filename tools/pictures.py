@@ -62,6 +62,7 @@ def animate_digit() -> bytes:
     return draw_course(course, digits.pixels[row], row).png
 
 
+#: The animations of the README.
 ANIMATED: dict[str, Callable[[], bytes]] = {
     "front": animate_digit,
     "maze": lambda: show_maze().picture.png,
@@ -76,6 +77,8 @@ def main() -> None:
     for each in parser.parse_args().families:
         family, _, run = each.partition("=")
         if family in ANIMATED:
+            if run:
+                raise SystemExit(f"{family} shows a pretrained model, not {run}")
             (DOCS / "figures" / f"{family}.png").write_bytes(ANIMATED[family]())
             continue
         if family not in SHOWN:

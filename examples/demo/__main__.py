@@ -20,7 +20,7 @@ from examples.demo import converging, cost, maze, moving, page, solving
 from examples.demo.cost import Cost
 from examples.demo.page import Section
 
-NAME, OUT = "mdeq-quick", Path("demo")
+NAME, OUT, MAZE = "mdeq-quick", Path("demo"), "maze.txt"
 _SHOWN = 24  # test digits
 
 
@@ -38,6 +38,7 @@ def main() -> None:
         motion = moving.show()
     with console.status("puzzles, step by step"):
         puzzle, larger = solving.show(), maze.show()
+    write_atomically(OUT / MAZE, larger.text + "\n")
     puzzles = [_puzzle(puzzle), _maze(larger)]
     parts = [*_digits(), _costs(costs), _motion(motion), *puzzles, _more(result)]
     numbers = [
@@ -119,9 +120,10 @@ def _maze(shown: maze.Shown) -> Section:
     return Section(
         "A larger board by more iterations",
         f"{maze.MODEL} was trained on mazes of {trained}. An equilibrium has no fixed depth: here "
-        f"the same weights answer a maze of {side}, {end}. This maze was picked, too.",
+        f"the same weights answer a maze of {side}, {end}. This maze was picked, too: of a few with "
+        "paths as long, one that is solved.",
         [shown.picture],
-        code=f"deq-zoo predict {maze.MODEL} maze.txt",
+        code=f"deq-zoo predict {maze.MODEL} {OUT / MAZE}",
     )
 
 

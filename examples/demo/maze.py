@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import isqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -15,13 +14,15 @@ import deq_zoo
 from deq_zoo.reason import Reasoner, for_side
 from deq_zoo.reason.mazes import draw_mazes
 from deq_zoo.reason.pictures import follow, maze_pixels
+from deq_zoo.reason.puzzles import Puzzle
 from deq_zoo.reason.sets import PuzzleSet
+from deq_zoo.reason.sides import side_of
 from deq_zoo.task import Picture
 from examples.demo.animation import animated
 
 MODEL, SIDE = "reason-mazes", 31
 _SEED, _MOVES = 0, 95  # of the maze, and the length of its path
-_STEPS = 96  # supervision steps that are followed
+_STEPS = 64  # supervision steps that are followed, as many as `deq-zoo predict` makes
 _EACH = 16  # of which so many are shown one by one, and of the others every third
 _BLUE = "#3b6fb6"
 
@@ -30,12 +31,14 @@ class Shown(NamedTuple):
     """How a maze was answered.
 
     Args:
+        text: the maze.
         solved: whether the answer is right in the end.
         steps: supervision steps after which it stays right; all if it does not.
         trained: the side of the mazes of training.
         picture: the way to the answer.
     """
 
+    text: str
     solved: bool
     steps: int
     trained: int
@@ -48,17 +51,19 @@ def show() -> Shown:
     assert isinstance(model, Reasoner)
     maze = next(draw_mazes(SIDE, (_MOVES, _MOVES), np.random.default_rng(_SEED), set()))
     question, label = (torch.from_numpy(each).flatten()[None] for each in maze)
-    course = follow(for_side(model, SIDE), PuzzleSet.of(question, label), _STEPS)
-    trained, steps = isqrt(model.net.cells), _steps_until_right(course.right[:, 0])
+    large = for_side(model, SIDE)
+    course = follow(large, PuzzleSet.of(question, label), _STEPS)
+    trained, steps = side_of(model), _steps_until_right(course.right[:, 0])
     caption = (
-        f"A maze of {SIDE}x{SIDE} cells, the path after each supervision step (green; red where it "
+        f"A maze of {SIDE}x{SIDE} cells, the path after some supervision steps (green; red where it "
         "is not yet right), and the cells that are not right. The network was trained on mazes of "
         f"{trained}x{trained}, with {model.trained_depth} steps at most."
     )
     shown = [k for k in range(steps) if k < _EACH or k == steps - 1 or not (k - _EACH) % 3]
     figures = _frames(question[0], label[0], course.answers[:, 0], shown)
     picture = Picture("maze", caption, animated(figures, [0.25] * (len(shown) - 1) + [3.0]))
-    return Shown(bool(course.right[-1, 0]), steps, trained, picture)
+    text = Puzzle(large.facts).write(question[0].tolist())
+    return Shown(text, bool(course.right[-1, 0]), steps, trained, picture)
 
 
 def _steps_until_right(right: Tensor) -> int:

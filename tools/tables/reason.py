@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from statistics import mean
 from typing import Any
 
 from tools.tables.frame import markdown, power, read, table
+
+Row = dict[str, Any]
 
 HALTS = {"residual": "the residual", "head": "the head", "both": "both"}
 GRADIENTS = {
@@ -20,54 +23,62 @@ GRADIENTS = {
 @table("reason/gradients")
 def reason_gradients() -> str:
     """Return what each gradient teaches in the same time on 6x6 Sudokus."""
-    return _by_gradient("reason/gradients", "sudoku6")
+    return _compare("reason/gradients")
 
 
 @table("reason/mazes")
 def reason_maze_gradients() -> str:
     """Return what each gradient teaches in the same time on mazes."""
-    return _by_gradient("reason/mazes", "maze13")
+    return _compare("reason/mazes")
 
 
 @table("reason/larger")
 def reason_larger() -> str:
     """Return what each gradient's runs answer on mazes larger than those of training."""
-    rows, lines = read("reason/larger")["rows"], []
-    for rule, words in GRADIENTS.items():
-        runs = [row for key, row in sorted(rows.items()) if f", {rule}, " in key]
-        exact = ", ".join(f"{run['exact']:.0f}" for run in runs)
-        cells = ", ".join(f"{run['cells']:.1f}" for run in runs)
-        residual = ", ".join(power(run["residual"]) for run in runs)
-        lines.append([words, exact, cells, residual])
-    return markdown(["gradient through", "exact, %", "cells, %", "relative residual"], lines)
+    return markdown(
+        ["gradient through", "exact, %", "cells, %", "relative residual"],
+        [
+            [words, _all(runs, "exact", 0), _all(runs, "cells"), _residuals(runs)]
+            for words, runs in _by_gradient("reason/larger")
+        ],
+    )
 
 
-def _by_gradient(part: str, puzzles: str) -> str:
-    rows, lines = read(part)["rows"], []
-    for rule, words in GRADIENTS.items():
-        runs = [row for key, row in sorted(rows.items()) if key.startswith(f"{puzzles}, {rule}, ")]
-
-        def both(key: str, digits: int = 1, runs: list[dict[str, Any]] = runs) -> str:
-            return ", ".join(f"{run[key]:.{digits}f}" for run in runs)
-
-        lines.append(
-            [
-                words,
-                both("exact"),
-                both("exact at 4x"),
-                both("cells"),
-                ", ".join(power(run["residual"]) for run in runs),
-                both("spectral_radius", 2),
-                both("updates", 0),
-                f"{mean(run['ms_per_step'] for run in runs):.0f}",
-                f"{mean(run['peak_mb'] for run in runs):.0f}",
-            ]
-        )
+def _compare(part: str) -> str:
+    """Return accuracy, residual, time and memory of the runs of each gradient."""
     return markdown(
         ["gradient through", "exact, %", "4x deeper", "cells, %", "relative residual",
          "spectral radius", "updates", "ms an update", "peak memory, MB"],
-        lines,
+        [
+            [
+                words,
+                _all(runs, "exact"),
+                _all(runs, "exact at 4x"),
+                _all(runs, "cells"),
+                _residuals(runs),
+                _all(runs, "spectral_radius", 2),
+                _all(runs, "updates", 0),
+                f"{mean(run['ms_per_step'] for run in runs):.0f}",
+                f"{mean(run['peak_mb'] for run in runs):.0f}",
+            ]
+            for words, runs in _by_gradient(part)
+        ],
     )  # fmt: skip
+
+
+def _by_gradient(part: str) -> Iterator[tuple[str, list[Row]]]:
+    """Yield each gradient in words, and its runs in the order of their seeds."""
+    rows = read(part)["rows"]
+    for rule, words in GRADIENTS.items():
+        yield words, [row for key, row in sorted(rows.items()) if f", {rule}, " in key]
+
+
+def _all(runs: list[Row], key: str, digits: int = 1) -> str:
+    return ", ".join(f"{run[key]:.{digits}f}" for run in runs)
+
+
+def _residuals(runs: list[Row]) -> str:
+    return ", ".join(power(run["residual"]) for run in runs)
 
 
 @table("reason/halting")
@@ -167,7 +178,7 @@ def reason_quick() -> str:
 def reason_nine() -> str:
     """Return the learning curve on 9x9 Sudokus, and the score of the last weights."""
     (row,) = read("reason/nine")["rows"].values()
-    points = row["curve"][2::3]
+    points = row["curve"][2::3]  # eight of them: a page has no room for more
     lines = [
         ["processor minutes", *(f"{point['seconds'] / 60:.0f}" for point in points), "test"],
         ["updates", *(f"{point['updates']:,}" for point in points), f"{row['updates']:,}"],

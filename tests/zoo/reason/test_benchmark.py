@@ -12,7 +12,7 @@ from tools.tables import reason as tables
 
 
 @pytest.mark.parametrize("size", [reason.Size(), reason.SMALL], ids=["whole", "small"])
-@pytest.mark.parametrize("part", ["gradients", "mazes"])
+@pytest.mark.parametrize("part", ["gradients", "mazes", "larger"])
 def test_every_gradient_has_a_run_that_can_be_built(part: str, size: reason.Size) -> None:
     jobs = list(reason.PARTS[part](size, ""))
     assert len(jobs) == len(reason.GRADIENTS) * size.seeds
