@@ -147,7 +147,7 @@ def maze_pixels(answer: Tensor, label: Tensor, side: int) -> NDArray[np.uint8]:
     pixels = np.full((side * side, 3), 255, dtype=np.uint8)
     for cell, token in enumerate(answer.tolist()):
         pixels[cell] = _COLOURS.get(token, (255, 255, 255))
-        if token != int(label[cell]):
+        if int(label[cell]) not in (token, IGNORED):
             pixels[cell] = (220, 60, 60)
     return pixels.reshape(side, side, 3)
 
