@@ -56,8 +56,8 @@ def show() -> Shown:
     trained, steps = side_of(model), _steps_until_right(course.right[:, 0])
     caption = (
         f"A maze of {SIDE}x{SIDE} cells, the path after some supervision steps (green; red where "
-        "it is not yet right), and the cells that are not right. The network was trained on mazes of "
-        f"{trained}x{trained}, with {model.trained_depth} steps at most."
+        "it is not yet right), and the cells that are not right. The network was trained on mazes "
+        f"of {trained}x{trained}, with {model.trained_depth} steps at most."
     )
     shown = [k for k in range(steps) if k < _EACH or k == steps - 1 or not (k - _EACH) % 3]
     figures = _frames(question[0], label[0], course.answers[:, 0], shown)
