@@ -21,8 +21,8 @@ from deq_zoo.task import Picture
 from examples.demo.animation import animated
 
 MODEL, SIDE = "reason-mazes", 31
-_SEED, _MOVES = 0, 95  # of the maze, and the length of its path
-_STEPS = 64  # supervision steps that are followed, as many as `deq-zoo predict` makes
+STEPS = 64  # supervision steps that are followed, as many as `deq-zoo predict` makes
+_SEED, _MOVES = 7, 95  # of the maze, and the length of its path
 _EACH = 16  # of which so many are shown one by one, and of the others every third
 _BLUE = "#3b6fb6"
 
@@ -52,7 +52,7 @@ def show() -> Shown:
     maze = next(draw_mazes(SIDE, (_MOVES, _MOVES), np.random.default_rng(_SEED), set()))
     question, label = (torch.from_numpy(each).flatten()[None] for each in maze)
     large = for_side(model, SIDE)
-    course = follow(large, PuzzleSet.of(question, label), _STEPS)
+    course = follow(large, PuzzleSet.of(question, label), STEPS)
     trained, steps = side_of(model), _steps_until_right(course.right[:, 0])
     caption = (
         f"A maze of {SIDE}x{SIDE} cells, the path after some supervision steps (green; red where "
