@@ -1,8 +1,8 @@
 """Make a pretrained model from finished runs of one preset: `python -m tools.pretrain NAME RUN...`
 
 The runs differ in their seeds. The one with the best score on validation data is packaged in
-`deq_zoo/pretrained`: its weights, in half precision where that keeps their values, and a card with
-what was measured. The words of the card are in `tools/pretrained/NAME.toml`; without runs, only the
+`deq_zoo/pretrained`: its best weights, or with `--last` those of its last update, in half precision
+where that keeps their values, and a card with what was measured. The words of the card are in `tools/pretrained/NAME.toml`; without runs, only the
 words are written again.
 """
 
@@ -53,7 +53,13 @@ _IN_WORDS = {
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-6  # errors of half precision that a weight may have
 
 
-def package(name: str, paths: Sequence[Path], folder: Path = FOLDER, notes: Path = NOTES) -> Card:
+def package(
+    name: str,
+    paths: Sequence[Path],
+    folder: Path = FOLDER,
+    notes: Path = NOTES,
+    best: bool = True,
+) -> Card:
     """Write the files of a pretrained model and return its card.
 
     Args:
@@ -61,20 +67,21 @@ def package(name: str, paths: Sequence[Path], folder: Path = FOLDER, notes: Path
         paths: run folders of one preset with different seeds.
         folder: where the files go.
         notes: folder with NAME.toml: summary, data, examples and limits.
+        best: take each run's best weights by validation data, not its last ones.
     """
     words = _read_words(name, notes)
     runs = [Run.open(path) for path in paths]
     _check_same(runs)
     _check_family(name, runs[0])
     score = runs[0].preset().task.score
-    full = {run.preset().seed: _scores(run.path, thorough=False) for run in runs}
-    by_seed = {run.preset().seed: _describe_run(run, full[run.preset().seed]) for run in runs}
+    full = {run.preset().seed: _scores(run.path, False, best) for run in runs}
+    by_seed = {run.preset().seed: _describe_run(run, full[run.preset().seed], best) for run in runs}
     better = max if score.higher_is_better else min
     chosen = better(runs, key=lambda run: by_seed[run.preset().seed].val[score.name])
     with TemporaryDirectory(dir=folder) as part:  # the old files stay until the new ones are whole
         weights = Path(part) / f"{name}.safetensors"
-        _write_weights(chosen, weights)
-        card = _make_card(name, words, chosen, by_seed, weights, full[chosen.preset().seed])
+        _write_weights(chosen, weights, best)
+        card = _make_card(name, words, chosen, by_seed, weights, full[chosen.preset().seed], best)
         weights.replace(folder / weights.name)
     write_card(card, folder)
     return card
@@ -87,13 +94,14 @@ def _make_card(
     by_seed: dict[int, Trained],
     weights: Path,
     full: dict[str, Scores],
+    best: bool,
 ) -> Card:
     return Card(
         name=name,
         preset=chosen.name,
         settings=tuple(_changed_settings(chosen)),
         **words,
-        commands=tuple(_commands(name, chosen, sorted(by_seed))),
+        commands=tuple(_commands(name, chosen, sorted(by_seed), best)),
         steps=chosen.preset().total_steps,
         runs=tuple(by_seed[each] for each in sorted(by_seed)),
         seed=chosen.preset().seed,
@@ -140,18 +148,18 @@ def _halved(value: Tensor) -> Tensor:
     return half if bool((error <= allowed).all()) else value  # infinity is no small error
 
 
-def _write_weights(run: Run, out: Path) -> None:
-    checkpoint = run.checkpoint(best=True)
+def _write_weights(run: Run, out: Path, best: bool) -> None:
+    checkpoint = run.checkpoint(best=best)
     weights = in_half(checkpoint.model)
-    model, _ = open_model(run.path)
+    model, _ = open_model(run.path, best)
     for copy, original in model.copied_weights().items():
         weights[original] = weights[copy]  # the copy is what evaluation uses
     Checkpoint(checkpoint.step, weights, config=checkpoint.config, facts=checkpoint.facts).save(out)
 
 
-def _describe_run(run: Run, scores: Mapping[str, Scores]) -> Trained:
+def _describe_run(run: Run, scores: Mapping[str, Scores], best: bool) -> Trained:
     """Return what the log of a finished run says, and its scores."""
-    preset, step = run.preset(), run.checkpoint(best=True).step
+    preset, step = run.preset(), run.checkpoint(best=best).step
     if not list(run.lines("test")) or preset.task.val_set is None:
         raise ZooError(
             f"{run.path} is not finished, or has no validation data: train it to its end"
@@ -212,7 +220,7 @@ def _changed_settings(run: Run) -> list[str]:
     ]
 
 
-def _commands(name: str, run: Run, seeds: list[int]) -> list[str]:
+def _commands(name: str, run: Run, seeds: list[int], best: bool) -> list[str]:
     changes = "".join(f" --set {each}" for each in _changed_settings(run))
     folders = [f"runs/{name}-{seed}" for seed in seeds]
     return [
@@ -220,12 +228,12 @@ def _commands(name: str, run: Run, seeds: list[int]) -> list[str]:
             f"deq-zoo train {run.name} --seed {seed}{changes} --cpu --out {folder}"
             for seed, folder in zip(seeds, folders, strict=True)
         ),
-        f"python -m tools.pretrain {name} {' '.join(folders)}",
+        f"python -m tools.pretrain {name} {' '.join(folders)}{'' if best else ' --last'}",
     ]
 
 
-def _scores(source: Path, thorough: bool) -> dict[str, Scores]:
-    model, preset = open_model(source)
+def _scores(source: Path, thorough: bool, best: bool = True) -> dict[str, Scores]:
+    model, preset = open_model(source, best)
     splits: tuple[Split, ...] = ("val", "test")
     return {each: dict(evaluate(preset.task, model, each, thorough).metrics) for each in splits}
 
@@ -257,9 +265,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", help="of the pretrained model")
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("--last", action="store_true", help="the last weights, not the best")
     args = parser.parse_args()
     if args.runs:
-        card = package(args.name, args.runs)
+        card = package(args.name, args.runs, best=not args.last)
     else:
         card = replace(pretrained_card(args.name), **_read_words(args.name, NOTES))
         write_card(card)
