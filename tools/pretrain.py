@@ -2,8 +2,8 @@
 
 The runs differ in their seeds. The one with the best score on validation data is packaged in
 `deq_zoo/pretrained`: its best weights, or with `--last` those of its last update, in half precision
-where that keeps their values, and a card with what was measured. The words of the card are in `tools/pretrained/NAME.toml`; without runs, only the
-words are written again.
+where that keeps their values, and a card with what was measured. The words of the card are in
+`tools/pretrained/NAME.toml`; without runs, only the words are written again.
 """
 
 from __future__ import annotations

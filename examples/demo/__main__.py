@@ -121,7 +121,7 @@ def _maze(shown: maze.Shown) -> Section:
         "A larger board by more iterations",
         f"{maze.MODEL} was trained on mazes of {trained}. An equilibrium has no fixed depth: here "
         f"the same weights answer a maze of {side}, {end}. This maze was picked, too: of eight "
-        f"with paths as long, the one that is solved within {maze.STEPS} steps.",
+        f"with paths as long, one of the two that are solved within {maze.STEPS} steps.",
         [shown.picture],
         code=f"deq-zoo predict {maze.MODEL} {OUT / MAZE}",
     )

@@ -236,6 +236,19 @@ class TestPackaging:
         assert replace(again, measured={}) == card
         assert "| share | 0.5 |" in (shelf / "mdeq-tiny.md").read_text()
 
+    def test_the_last_weights_are_packaged_on_demand(self, shelf: Path, tmp_path: Path) -> None:
+        out, rising = tmp_path / "rising", ["--set", "optim.lr=1e3"]  # soon worse than at first
+        words = ["train", "mdeq-smoke", "--cpu", "--quiet", "--no-report", "--out", str(out)]
+        assert main([*words, *rising, "--steps", "4", "--set", "eval_every=1"]) == 0
+        run = Run.open(out)
+        assert run.checkpoint(best=True).step < 4
+        card = package("mdeq-tiny", [out], shelf, notes=shelf, best=False)
+        assert card.runs[0].step == 4
+        assert card.commands[-1].endswith(" --last")
+        stored = Checkpoint.load(shelf / "mdeq-tiny.safetensors").model
+        last = in_half(run.checkpoint(best=False).model)
+        assert all(torch.equal(stored[name], last[name]) for name in last)
+
     def test_runs_of_other_settings_and_unfinished_ones_are_refused(
         self, shelf: Path, runs: list[Run], tmp_path: Path
     ) -> None:
