@@ -144,4 +144,5 @@ def test_half_precision_costs_nothing(name: str) -> None:
         for metric, value in scores.items():
             if metric == card.score or metric.endswith("accuracy"):
                 full = card.full_precision[split][metric]
-                assert value == pytest.approx(full, rel=2e-3), (split, metric)
+                # one answer of 500 may change
+                assert value == pytest.approx(full, rel=2.5e-3), (split, metric)
