@@ -83,7 +83,7 @@ class Reasoner(Model):
         deq, unrolled = self.deq.config, 0
         if self.gradient == "deq" and not deq.implicit and deq.backward != "reversible":
             unrolled = deq.grad[0]
-        return self.net.max_steps * (self.deq.f_max_iter + unrolled)
+        return self.net.max_steps * max(1, self.deq.f_max_iter + unrolled)
 
     def copied_weights(self) -> dict[str, str]:
         """Return the names of the average."""

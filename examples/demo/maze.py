@@ -21,8 +21,8 @@ from deq_zoo.task import Picture
 from examples.demo.animation import animated
 
 MODEL, SIDE = "reason-mazes", 31
-STEPS = 64  # supervision steps that are followed, as many as `deq-zoo predict` makes
 _SEED, _MOVES = 7, 95  # of the maze, and the length of its path
+STEPS = 64  # supervision steps that are followed, as many as `deq-zoo predict` makes
 _EACH = 16  # of which so many are shown one by one, and of the others every third
 _BLUE = "#3b6fb6"
 

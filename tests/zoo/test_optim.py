@@ -1,4 +1,4 @@
-"""Learning-rate schedules."""
+"""Learning-rate schedules, and the kernel of Adam."""
 
 from __future__ import annotations
 

@@ -289,3 +289,20 @@ def test_matrices_inside_and_outside_the_equilibrium_differ_in_kind() -> None:
 def test_shapes_that_cannot_be_built_are_errors(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         replace(SETTLING, **options)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "deq", "steps"),
+    [
+        ("round", {"f_max_iter": 1}, 1),
+        ("one_step", {"f_max_iter": 2}, 2),
+        ("round", {"f_max_iter": 0}, 1),  # the step with a gradient is always made
+        ("deq", {"f_max_iter": 1, "grad": [2]}, 3),
+        ("deq", {"f_max_iter": 4, "backward": "reversible"}, 4),
+        ("deq", {"f_max_iter": 4, "ift": True}, 4),
+    ],
+)
+def test_the_depth_of_training_counts_all_steps_of_an_update(
+    gradient: Any, deq: dict[str, Any], steps: int
+) -> None:
+    assert make_model(gradient=gradient, deq=deq).trained_depth == SETTLING.max_steps * steps
