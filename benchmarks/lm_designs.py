@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.lm_contest import contestants, with_rate
 from benchmarks.lm_quality import GRADIENTS, measure
-from benchmarks.lm_rivals import FromZeros, Recomputing
+from benchmarks.lm_rivals import PLAINLY, FromZeros, Recomputing
 from benchmarks.lm_training import evaluate, train, trained
 from benchmarks.rows import Job, Row, make_rows, results_file
 from benchmarks.storing import read
@@ -207,7 +207,6 @@ def ablate(size: Size, data_dir: str) -> Iterator[Job]:
     assert isinstance(task, LanguageTask)
     deq, as_published = task.deq, replace(task.net, input_rms=0.0, gate_start=0.75)
     implicit = {"ift": True, "f_max_iter": 12, "grad": [1], "b_solver": "gmres", "b_tol": 1e-2}
-    plainly = {"ahead": 0, "ramp": 0, "consistency": 0.0}
     variants: dict[str, dict[str, Any]] = {
         "whole": {},
         "one step": {"deq": deq.with_options(grad=[1]), "consistency": 0.0},
@@ -215,7 +214,7 @@ def ablate(size: Size, data_dir: str) -> Iterator[Job]:
         "fixed evaluations": {"ahead": 0},
         "few evaluations at first": {"ramp": _RAMP},
         "six steps": {"deq": deq.with_options(grad=[6])},
-        "exact gradient": {"deq": deq.with_options(**implicit), **plainly},
+        "exact gradient": {"deq": deq.with_options(**implicit), **PLAINLY},
         "published start": {"net": as_published},
         "start at zeros": {"rival": FromZeros},
         "compiled f": {"deq": deq.with_options(compile_f=True)},

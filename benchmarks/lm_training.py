@@ -37,7 +37,11 @@ def train(name: str, preset: Preset, seed: int, seconds: float) -> Row:
 
 
 class LanguageTraining(TimedTraining[LanguageModel]):
-    """A language model whose rate follows the share of the time that is spent."""
+    """A language model whose rate follows the share of the time that is spent.
+
+    So do its explicit batches: they end at that share of the time which is their share of the
+    preset's steps.
+    """
 
     def __init__(self, preset: Preset, seed: int, seconds: float, file: Path) -> None:
         task = preset.task
@@ -56,6 +60,7 @@ class LanguageTraining(TimedTraining[LanguageModel]):
             group["lr"] *= rise
         self.model.train()
         batch = self.task.train_batch(self.step, self.preset.seed)
+        batch = batch._replace(explicit=share * self.preset.steps < self.task.explicit)
         with autocast(self.preset.precision, self.model.device):
             loss = self.task.loss(self.model, batch, self.carry)
         self.optimizer.zero_grad()

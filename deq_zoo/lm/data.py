@@ -143,6 +143,7 @@ class Segment(NamedTuple):
         first: whether the segment is the beginning of the text, without memory.
         jac_weight: weight of the Jacobian's regularisation at this step.
         ahead: evaluations of f before those with a gradient; None leaves them to the DEQ.
+        explicit: take one evaluation of f in place of a solve.
     """
 
     ids: Tensor
@@ -150,6 +151,7 @@ class Segment(NamedTuple):
     first: bool
     jac_weight: float
     ahead: int | None
+    explicit: bool
 
 
 def _find(folder: str | Path | None, split: str) -> Path:

@@ -32,6 +32,11 @@ def check_training(task: LanguageTask) -> None:
         raise ValueError(
             f"ramp={task.ramp} is a rise to ahead, which is 0: set ahead, or drop ramp"
         )
+    if task.explicit and task.net.design != "attractor":
+        raise ValueError(
+            f"explicit={task.explicit} needs the backbone of an attractor, the design is "
+            f"{task.net.design}: set explicit=0, or design=attractor"
+        )
     if task.consistency and task.net.mixing == "published":
         raise ValueError(
             "mixing=published has one state and no unrolled steps to compare: set consistency=0, "

@@ -84,6 +84,9 @@ class LanguageTask(Task):
             random for each step, so that training covers states after more steps.
         ramp: batches in which that largest number rises from 0 to `ahead`: few evaluations at
             first, when states mean little; 0 begins with `ahead`.
+        explicit: batches at first in which one evaluation of f takes the place of the solve, an
+            explicit network with the weights of the attractor, and at its price; the loss has no
+            `consistency` there.
     """
 
     score: ClassVar[Score] = Score("perplexity", higher_is_better=False)
@@ -105,11 +108,12 @@ class LanguageTask(Task):
     consistency: float = 0.0
     ahead: int = 0
     ramp: int = 0
+    explicit: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self, 1, "batch", "length", "eval_batch")
-        counts = ("pieces", "memory", "eval_memory", "eval_limit", "ahead", "ramp")
+        counts = ("pieces", "memory", "eval_memory", "eval_limit", "ahead", "ramp", "explicit")
         check_fields(self, 0, "consistency", *counts)
 
     @property
@@ -202,7 +206,7 @@ class LanguageTask(Task):
             weight = 0.0
         most = min(self.ahead, step * (self.ahead + 1) // self.ramp) if self.ramp else self.ahead
         ahead = int(torch.randint(most + 1, (), generator=rng)) if self.ahead else None
-        return Segment(ids, target, k == 0, weight, ahead)
+        return Segment(ids, target, k == 0, weight, ahead, step < self.explicit)
 
     def _jac_weight(self, step: int) -> float:
         deq = self.deq
@@ -215,14 +219,16 @@ class LanguageTask(Task):
     def loss(self, model: Any, batch: Segment, carry: Any) -> Loss:
         segment = Segment(*batch)
         memory = None if segment.first or carry is None else Memory(*carry)
-        call = {} if segment.ahead is None else {"f_max_iter": segment.ahead}
+        call: dict[str, Any] = {} if segment.ahead is None else {"f_max_iter": segment.ahead}
+        if segment.explicit:
+            call = {"explicit": True}
         out: LMOutput = model(segment.ids, memory=memory, **call)
         inner: LanguageModel = getattr(model, "module", model)  # without its wrapper
         nll = inner.nll(out.z, segment.target).mean()
         value, metrics = nll, {"nll": nll}
         if segment.jac_weight:
             value = value + segment.jac_weight * jac_reg(out.f(out.z), out.z)
-        if self.consistency:
+        if self.consistency and not segment.explicit:
             change = last_step(out.predictions[-2], out.predictions[-1])
             value, metrics = value + self.consistency * change, {**metrics, "last_step": change}
         memory = memory or inner.empty_memory(out.u)

@@ -162,6 +162,7 @@ class Attractor(LanguageModel):
         around: Sequence[Surroundings],
         kept: Tensor,
         z0: Tensor | None = None,
+        explicit: bool = False,
         **call: Any,
     ) -> LMOutput:
         """Return the states in equilibrium with the output of the backbone.
@@ -171,6 +172,7 @@ class Attractor(LanguageModel):
             around: of the gated blocks.
             kept: what a memory keeps of the backbone.
             z0: (B, L, D) states to start from; `c` by default.
+            explicit: return the states after one evaluation instead, with their whole gradient.
             **call: options of this call of the DEQ.
         """
 
@@ -178,7 +180,9 @@ class Attractor(LanguageModel):
             return self.apply_core(y + c, around) - y
 
         z0 = c if z0 is None else z0
-        if self.published is not None:
+        if explicit:
+            states, stats = [f(z0)], SolverStat()
+        elif self.published is not None:
             states, stats = self._solve_as_published(f, z0, **call)
         else:
             states, stats = self._solve_by_position(f, z0, **call)

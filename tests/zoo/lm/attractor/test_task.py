@@ -15,7 +15,7 @@ from deq_zoo.errors import ZooError
 from deq_zoo.lm.attractor.model import Attractor
 from deq_zoo.lm.exporting import make_export
 from deq_zoo.lm.passages import score_passages
-from deq_zoo.lm.presets import ATTRACTOR, IMPLICIT, lm_smoke_attractor
+from deq_zoo.lm.presets import ATTRACTOR, IMPLICIT, lm_smoke, lm_smoke_attractor
 from deq_zoo.lm.task import LanguageTask
 from deq_zoo.uses import UnusedOptions
 from tests.zoo.lm.attractor.nets import draw_ids, make_model
@@ -86,6 +86,33 @@ def test_evaluations_rise_over_the_first_batches() -> None:
     assert {*drawn[40:]} == {0, 1, 2, 3}
     with pytest.raises(ValueError, match="ramp=4 is a rise to ahead, which is 0"):
         make_task(ahead=0, ramp=4).build()
+
+
+def test_the_first_batches_may_be_those_of_an_explicit_network() -> None:
+    task = make_task(explicit=3, memory=0, ramp=0)
+    model = task.build().train()
+    batches = [task.train_batch(step, 0) for step in range(5)]
+    assert [batch.explicit for batch in batches] == [True, True, True, False, False]
+    ids, target = batches[0][:2]
+    loss = task.loss(model, batches[0], None)
+    assert loss.stats is None
+    assert "last_step" not in loss.metrics
+    assert "last_step" in task.loss(model, batches[3], None).metrics
+    gradient = torch.autograd.grad(loss.value, [*model.parameters()])
+    assert isinstance(model, Attractor)
+    x = model.embed(ids)
+    around = model.surroundings(x)
+    for block, each in zip(model.prelude, around, strict=False):
+        x = block(x, *each)[0]
+    (core,) = model.core
+    z = core(2 * x, *around[-1])[0] - x  # c + R(2c)
+    expected = model.nll(z, target).mean()
+    torch.testing.assert_close(loss.value, expected)
+    expected_gradient = torch.autograd.grad(expected, [*model.parameters()])
+    for own, other in zip(gradient, expected_gradient, strict=True):
+        torch.testing.assert_close(own, other)
+    with pytest.raises(ValueError, match="explicit=3 needs the backbone of an attractor"):
+        replace(lm_smoke().task, explicit=3).build()  # type: ignore[type-var]
 
 
 def test_settings_without_effect_on_an_attractor_are_errors() -> None:
