@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.lm_contest import contestants, with_rate
 from benchmarks.lm_quality import GRADIENTS, measure
-from benchmarks.lm_rivals import PLAINLY, FromZeros, Recomputing
+from benchmarks.lm_rivals import FromZeros, Recomputing
 from benchmarks.lm_training import evaluate, train, trained
 from benchmarks.rows import Job, Row, make_rows, results_file
 from benchmarks.storing import read
@@ -36,7 +36,6 @@ from deq_zoo.preset import Preset
 
 NAME = "lm_designs"
 RATES = (1e-3, 2e-3, 4e-3)
-_RAMP = 2000  # updates in which the evaluations rise: about a third of a short run
 DESIGNS = ("explicit", "original", "convergent", "attractor")
 
 
@@ -46,7 +45,7 @@ class Size:
 
     prefix: str = ""
     seconds: float = 1200.0
-    tuning_seconds: float = 400.0
+    tuning_seconds: float = 300.0
     seeds: int = 2
     millions: tuple[int, ...] = (1, 4)
     segments: int = 24
@@ -205,17 +204,19 @@ def ablate(size: Size, data_dir: str) -> Iterator[Job]:
     preset = replace(preset, optim=with_rate(preset.optim, best_rate("attractor", size)))
     task = preset.task
     assert isinstance(task, LanguageTask)
-    deq, as_published = task.deq, replace(task.net, input_rms=0.0, gate_start=0.75)
+    deq, random_core = task.deq, replace(task.net, core_start="random")
     implicit = {"ift": True, "f_max_iter": 12, "grad": [1], "b_solver": "gmres", "b_tol": 1e-2}
     variants: dict[str, dict[str, Any]] = {
         "whole": {},
         "one step": {"deq": deq.with_options(grad=[1]), "consistency": 0.0},
         "no residual loss": {"consistency": 0.0},
-        "fixed evaluations": {"ahead": 0},
-        "few evaluations at first": {"ramp": _RAMP},
+        "explicit to the end": {"explicit": preset.steps},
+        "never explicit": {"explicit": 0},
+        "up to two evaluations before": {"ahead": 2},
+        "random gated blocks at first": {"net": random_core},
         "six steps": {"deq": deq.with_options(grad=[6])},
-        "exact gradient": {"deq": deq.with_options(**implicit), **PLAINLY},
-        "published start": {"net": as_published},
+        "exact gradient": {"deq": deq.with_options(**implicit), "consistency": 0.0},
+        "published start": {"net": replace(random_core, input_rms=0.0, gate_start=0.75)},
         "start at zeros": {"rival": FromZeros},
         "compiled f": {"deq": deq.with_options(compile_f=True)},
     }

@@ -37,7 +37,7 @@ class Size:
 
     prefix: str = "reference-"
     seconds: float = 3600.0
-    tuning_seconds: float = 400.0
+    tuning_seconds: float = 300.0
 
 
 SMALL = Size(prefix="small-reference-", seconds=3.0, tuning_seconds=1.5)

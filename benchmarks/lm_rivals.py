@@ -119,7 +119,5 @@ class RivalTask(LanguageTask):
         return own if self.rival is None else self.rival(self.net, own.deq.config)
 
 
-#: Changes of a task that leave training to the options of the equilibrium alone.
-PLAINLY: dict[str, Any] = {"ahead": 0, "ramp": 0, "explicit": 0, "consistency": 0.0}
-#: Changes by which an explicit transformer takes the place of an attractor.
-EXPLICIT: dict[str, Any] = {"rival": Plain, **PLAINLY}
+#: Changes of a task by which an explicit transformer takes the place of an attractor.
+EXPLICIT: dict[str, Any] = {"rival": Plain, "ahead": 0, "explicit": 0, "consistency": 0.0}

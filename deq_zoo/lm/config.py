@@ -9,7 +9,8 @@ from deq_zoo.checks import check_fields
 
 _PUBLISHED_ONLY = ("min_evaluations", "adjoint_clip")
 _ATTRACTOR_ONLY = (
-    *("backbone", "gate_max", "gate_start", "rotary_base", "input_rms", "mixing"),
+    *("backbone", "gate_max", "gate_start", "core_start", "rotary_base", "input_rms"),
+    "mixing",
     *_PUBLISHED_ONLY,
 )
 _OTHERS_ONLY = ("attention_dropout", "position_dropout", "init", "leak")
@@ -49,6 +50,8 @@ class LMConfig:
         backbone: explicit blocks before the equilibrium, in the attractor.
         gate_max: the largest factor of a branch in a gated block of the attractor.
         gate_start: that factor before training.
+        core_start: the last matrix of each branch of a gated block before training: zeros, with
+            which the output of the backbone is the fixed point at first, or random, as published.
         rotary_base: the base of the rotary angles in the attractor.
         input_rms: root mean square of the attractor's embeddings before training: a constant factor
             brings them there. With 0 there is no factor, as published: the embeddings are so small
@@ -82,6 +85,7 @@ class LMConfig:
     backbone: int = 3
     gate_max: float = 0.75
     gate_start: float = 0.25
+    core_start: Literal["zeros", "random"] = "zeros"
     rotary_base: float = 50_000.0
     input_rms: float = 0.5
     mixing: Literal["positions", "published"] = "positions"

@@ -43,7 +43,7 @@ CONVERGENT = UNROLLED.with_options(
     f_stop_mode="rel",
 )
 AHEAD, CONSISTENCY = 6, 1.0
-#: Two steps with a gradient in training, after one without on average; a fixed point in evaluation.
+#: Two steps with a gradient in training, towards its end; a fixed point in evaluation.
 ATTRACTOR = DEQConfig(
     f_max_iter=0,
     grad=[2],
@@ -147,7 +147,7 @@ def lm_wt2_ours() -> Preset:
 @PRESETS.register("lm-wt2-attractor")
 def lm_wt2_attractor() -> Preset:
     """A small attractor on WikiText-2: two explicit blocks, and one in equilibrium."""
-    return _wikitext2(SMALL_ATTRACTOR, ATTRACTOR, ahead=2, consistency=CONSISTENCY)
+    return _wikitext2(SMALL_ATTRACTOR, ATTRACTOR, explicit=2_800, consistency=CONSISTENCY)
 
 
 @PRESETS.register("lm-fineweb-140m-attractor")
@@ -155,8 +155,8 @@ def lm_fineweb_140m_attractor() -> Preset:
     """The attractor of 134M parameters as published: --set task.file=FILE with FineWeb-Edu."""
     net = LMConfig(
         design="attractor", tokens=32_768, width=1024, heads=8, inner=4096, backbone=7, blocks=1,
-        dropout=0.0, gate_max=0.75, gate_start=0.75, input_rms=0.0, mixing="published",
-        min_evaluations=6,
+        dropout=0.0, gate_max=0.75, gate_start=0.75, core_start="random", input_rms=0.0,
+        mixing="published", min_evaluations=6,
     )  # fmt: skip
     return Preset(
         task=LanguageTask(
@@ -184,7 +184,7 @@ def lm_file() -> Preset:
     return Preset(
         task=LanguageTask(
             net=net, deq=ATTRACTOR, data="file", batch=32, length=128, memory=128,
-            ahead=2, consistency=CONSISTENCY,
+            explicit=3_500, consistency=CONSISTENCY,
         ),
         optim=Adam(lr=1e-3, schedule=Cosine(warmup=100, floor=0.05)),
         clip=0.5,
@@ -204,7 +204,7 @@ def lm_reference() -> Preset:
     return Preset(
         task=LanguageTask(
             net=net, deq=ATTRACTOR, data="reference", pieces=1024, batch=16, length=128,
-            memory=128, eval_batch=1, ahead=2, consistency=CONSISTENCY,
+            memory=128, eval_batch=1, explicit=8_400, consistency=CONSISTENCY,
         ),
         optim=Adam(lr=2e-3, schedule=Trapezoid(cooldown=0.6, warmup=100)),
         clip=0.5,
@@ -258,8 +258,8 @@ def lm_smoke_attractor() -> Preset:
         dropout=0.0,
     )  # fmt: skip
     smoke = lm_smoke()
-    changes = {"net": net, "deq": ATTRACTOR, "ahead": 2, "ramp": 4, "consistency": CONSISTENCY}
-    task = replace(smoke.task, **changes)  # type: ignore[type-var]
+    changes = {"net": net, "deq": ATTRACTOR, "explicit": 2, "ahead": 2, "ramp": 4}
+    task = replace(smoke.task, consistency=CONSISTENCY, **changes)  # type: ignore[type-var]
     return replace(smoke, task=task, optim=Muon(lr=1e-2, matrix_lr=1e-2))
 
 

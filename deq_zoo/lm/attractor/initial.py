@@ -28,15 +28,21 @@ def fill_orthogonal(weight: Tensor, size: float) -> None:
     weight.copy_(q * (size * sqrt(max(rows, columns))))
 
 
-def initialise_blocks(blocks: Iterable[PlainBlock], width: int) -> None:
-    """Fill the matrices of blocks; those of the backbone begin as the identity."""
+def initialise_blocks(blocks: Iterable[PlainBlock], width: int, random_core: bool) -> None:
+    """Fill the matrices of blocks, which begin as the identity.
+
+    Args:
+        blocks: of the whole model.
+        width: D.
+        random_core: gated blocks do not begin as the identity, as published.
+    """
     size = weight_size(width)
     for block in blocks:
         attn, mlp = block.attn, block.mlp
         for linear in (attn.c_q, attn.c_k, attn.c_v, mlp.fc):
             fill_orthogonal(linear.weight, size)
         for linear in (attn.c_proj, mlp.proj):
-            if isinstance(block, GatedBlock):
+            if random_core and isinstance(block, GatedBlock):
                 nn.init.trunc_normal_(linear.weight, std=size, a=-3 * size, b=3 * size)
             else:
                 nn.init.zeros_(linear.weight)

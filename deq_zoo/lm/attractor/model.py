@@ -75,7 +75,7 @@ class Attractor(LanguageModel):
         self.output_norm = RMSNorm(c.width)
         self.embedding_drop = VariationalDropout1d(c.dropout)
         self.output_drop = VariationalDropToken1d(c.dropout)
-        initialise_blocks(cast(list[PlainBlock], [*self.prelude, *self.core]), c.width)
+        initialise_blocks(self.blocks, c.width, c.core_start == "random")
         self.deq = get_deq_in_order(options)
         twice = options.jac_loss_weight or options.jac_incremental or options.higher_order
         for block in self.blocks:
@@ -162,6 +162,7 @@ class Attractor(LanguageModel):
         around: Sequence[Surroundings],
         kept: Tensor,
         z0: Tensor | None = None,
+        *,
         explicit: bool = False,
         **call: Any,
     ) -> LMOutput:

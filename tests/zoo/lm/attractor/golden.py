@@ -45,6 +45,7 @@ class Golden:
             "gate_max": options["gamma_max"],
             "gate_start": options["layer_scale_init"],
             "rotary_base": facts["rope_base"],
+            "core_start": "random",
             "input_rms": 0.0,
             "dropout": 0.0,
         }

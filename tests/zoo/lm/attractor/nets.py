@@ -21,6 +21,7 @@ def make_config(**changes: Any) -> LMConfig:
         "backbone": 2,
         "blocks": 2,
         "dropout": 0.0,
+        "core_start": "random",
     }
     return LMConfig(**(shape | changes))
 

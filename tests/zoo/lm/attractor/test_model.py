@@ -250,14 +250,18 @@ def test_activations_that_are_computed_again_give_the_same_gradient() -> None:
         assert_close(a, b, atol=1e-13, rtol=0)
 
 
-@pytest.mark.parametrize(("rms", "gate", "converges"), [(0.5, 0.25, True), (0.0, 0.75, False)])
+@pytest.mark.parametrize(
+    ("rms", "gate", "core", "converges"),
+    [(0.5, 0.25, "zeros", True), (0.5, 0.25, "random", True), (0.0, 0.75, "random", False)],
+)
 @torch.no_grad()
 def test_a_new_model_converges_by_our_start_and_not_by_the_published_one(
-    rms: float, gate: float, converges: bool
+    rms: float, gate: float, core: Any, converges: bool
 ) -> None:
     torch.manual_seed(0)
     config = LMConfig(design="attractor", width=128, heads=4, inner=512, blocks=1, backbone=1,
-                      input_rms=rms, gate_start=gate, dropout=0.0)  # fmt: skip
+                      input_rms=rms, gate_start=gate, core_start=core,
+                      dropout=0.0)  # fmt: skip
     model = Attractor(config, {"f_max_iter": 30, "f_tol": 0.0}).eval()
     stats = model(torch.randint(256, (2, 64))).stats
     worst = float(stats["rel_lowest"].max())
