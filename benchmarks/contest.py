@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 ROOT = Path(__file__).parent.parent
 PUBLISHED = ROOT / ".bench" / "torchdeq-0.1.0"
 OURS, OLD = "ours", "0.1.0"
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -67,10 +68,10 @@ class Contest:
 
 
 def interleave(
-    turns: Mapping[str, Callable[[], T]], rounds: int, seconds: float, least: int = 1
-) -> dict[str, list[T]]:
+    turns: Mapping[K, Callable[[], T]], rounds: int, seconds: float, least: int = 1
+) -> dict[K, list[T]]:
     """Run all contestants in turns; if they are slow, for fewer rounds, but at least `least`."""
-    answers: dict[str, list[T]] = {name: [] for name in turns}
+    answers: dict[K, list[T]] = {name: [] for name in turns}
     start = perf_counter()
     for done in range(rounds):
         if done >= least and perf_counter() - start > seconds:
