@@ -88,13 +88,7 @@ class Attractor(LanguageModel):
         return cast(list[PlainBlock], [*self.prelude, *self.core])
 
     def forward(
-        self,
-        ids: Tensor,
-        z0: Tensor | None = None,
-        *,
-        memory: Memory | None = None,
-        explicit: bool = False,
-        **call: Any,
+        self, ids: Tensor, z0: Tensor | None = None, *, memory: Memory | None = None, **call: Any
     ) -> LMOutput:
         """Return the hidden states of a segment, given the memory of the text before it.
 
@@ -102,7 +96,6 @@ class Attractor(LanguageModel):
             ids: (B, L) tokens.
             z0: (B, L, D) states to start from; by default the output of the backbone.
             memory: of the segments before; None at the beginning of a text.
-            explicit: evaluate f once, as an explicit network does, in place of the solve.
             **call: options of this call of the DEQ, e.g. `f_max_iter=24`.
         """
         if self.training:
@@ -110,10 +103,7 @@ class Attractor(LanguageModel):
         x = self.embed(ids)
         around = self.surroundings(x, memory)
         c, kept = self.run_backbone(x, around)
-        around = around[self.config.backbone :]
-        if explicit:
-            return self._evaluate_once(c, around, kept, c if z0 is None else z0)
-        return self.solve(c, around, kept, z0, **call)
+        return self.solve(c, around[self.config.backbone :], kept, z0, **call)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the vectors (B, L, D) of tokens (B, L)."""
@@ -143,23 +133,17 @@ class Attractor(LanguageModel):
 
     def run_backbone(self, x: Tensor, around: Sequence[Surroundings]) -> tuple[Tensor, Tensor]:
         """Return the output (B, L, D) of the backbone, and what a memory keeps of its blocks."""
-        return self._run_all(self.prelude, x, around[: self.config.backbone])
+        kept = []
+        for block, each in zip(self.blocks[: self.config.backbone], around, strict=False):
+            x, *own = self._run(block, x, each)
+            kept.append(keys_and_values(*own))
+        return x, torch.cat([x.new_empty(*x.shape[:2], 0), *kept], dim=2)
 
     def apply_core(self, h: Tensor, around: Sequence[Surroundings]) -> Tensor:
         """Return the output of the gated blocks."""
         for block, each in zip(self.core, around, strict=True):
             h = self._run(cast(PlainBlock, block), h, each)[0]
         return h
-
-    def _run_all(
-        self, blocks: nn.ModuleList, x: Tensor, around: Sequence[Surroundings]
-    ) -> tuple[Tensor, Tensor]:
-        """Return the state after blocks, and what a memory keeps of the states before each."""
-        kept = []
-        for block, each in zip(blocks, around, strict=True):
-            x, *own = self._run(cast(PlainBlock, block), x, each)
-            kept.append(keys_and_values(*own))
-        return x, torch.cat([x.new_empty(*x.shape[:2], 0), *kept], dim=2)
 
     def _run(
         self, block: PlainBlock, x: Tensor, around: Surroundings
@@ -178,6 +162,8 @@ class Attractor(LanguageModel):
         around: Sequence[Surroundings],
         kept: Tensor,
         z0: Tensor | None = None,
+        *,
+        explicit: bool = False,
         **call: Any,
     ) -> LMOutput:
         """Return the states in equilibrium with the output of the backbone.
@@ -187,42 +173,23 @@ class Attractor(LanguageModel):
             around: of the gated blocks.
             kept: what a memory keeps of the backbone.
             z0: (B, L, D) states to start from; `c` by default.
+            explicit: return the states after one evaluation instead, with their whole gradient.
             **call: options of this call of the DEQ.
         """
-        f, z0 = self._map(c, around), c if z0 is None else z0
-        if self.published is not None:
+
+        def f(y: Tensor) -> Tensor:
+            return self.apply_core(y + c, around) - y
+
+        z0 = c if z0 is None else z0
+        if explicit:
+            states, stats = [f(z0)], SolverStat()
+        elif self.published is not None:
             states, stats = self._solve_as_published(f, z0, **call)
         else:
             states, stats = self._solve_by_position(f, z0, **call)
         z = states[-1].detach()
-        own = self.remember(z + c.detach(), around)
-        return self._output(c, f, states, stats, torch.cat((kept, own), dim=2))
-
-    def _evaluate_once(
-        self, c: Tensor, around: Sequence[Surroundings], kept: Tensor, z0: Tensor
-    ) -> LMOutput:
-        """Return the states after one evaluation of f, with their whole gradient.
-
-        A memory keeps what an explicit network keeps, the keys and values of this evaluation.
-        """
-        h, own = self._run_all(self.core, z0 + c, around)
-        kept = torch.cat((kept, own), dim=2)
-        return self._output(c, self._map(c, around), [h - z0], SolverStat(), kept)
-
-    def _map(self, c: Tensor, around: Sequence[Surroundings]) -> Callable[[Tensor], Tensor]:
-        """Return f for an output of the backbone."""
-        return lambda y: self.apply_core(y + c, around) - y
-
-    def _output(
-        self,
-        c: Tensor,
-        f: Callable[[Tensor], Tensor],
-        states: list[Tensor],
-        stats: SolverStat,
-        kept: Tensor,
-    ) -> LMOutput:
+        kept = torch.cat((kept, self.remember(z + c.detach(), around)), dim=2)
         u = c[:, :0]  # keys and values are all that a memory needs
-        z = states[-1].detach()
         return LMOutput(predictions=states, state=z, stats=stats, u=u, kept=kept, f=f)
 
     def _solve_by_position(
