@@ -42,6 +42,8 @@ class Contest(RivalTask):
 def contestants(data_dir: str, millions: int, segments: int) -> dict[str, Preset]:
     """Return the four designs, of about equal size.
 
+    Two neighbours run at the same time, so that the closest rivals have the same machine.
+
     Args:
         data_dir: folder with WikiText-2, or one above it.
         millions: of parameters, 1 or 4.
@@ -52,9 +54,9 @@ def contestants(data_dir: str, millions: int, segments: int) -> dict[str, Preset
     attractor = lm_wt2_attractor()
     presets = {
         "explicit": attractor,
+        "attractor": attractor,
         "original": lm_wt2_seq(),
         "convergent": lm_wt2_ours(),
-        "attractor": attractor,
     }
     result = {}
     for name, preset in presets.items():
