@@ -8,8 +8,10 @@ row has a peak memory of its own. A run that was interrupted goes on with the ro
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
 import torch
@@ -48,12 +50,27 @@ def make_rows(
     missing = [job for job in jobs if job.key not in done]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(sorted({job.make.__module__ for job in missing}))
-    with context.Pool(processes, maxtasksperchild=1) as pool:
+    with context.Pool(processes, _end_with_parent, maxtasksperchild=1) as pool:
         for key, row in pool.imap_unordered(_make, missing):
             resumed = bool(done)
             done[key] = row
             print(f"{part}  {key}  {_show(row)}", flush=True)
             store_part(file, part, {"rows": done}, seeds, resumed=resumed, threads=1)
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent ends: a row that nobody waits for would go on for long.
+
+    It would also go on writing its checkpoint, beside the run that makes the row again.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=wait, daemon=True).start()
 
 
 def _make(job: Job) -> tuple[str, Row]:

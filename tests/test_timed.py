@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,8 @@ from benchmarks import rows
 from benchmarks.rows import Job, Row, make_rows
 from benchmarks.storing import read
 from benchmarks.timed import TimedTraining
+from deq_zoo.files import write_atomically
+from tests.waiting import wait_for
 
 
 class Toy(TimedTraining[nn.Module]):
@@ -101,3 +106,35 @@ def test_rows_are_stored_one_by_one_and_only_missing_ones_are_made(
 def test_a_small_run_does_not_touch_the_results() -> None:
     assert rows.results_file("reason", small=False).name == "reason.json"
     assert rows.results_file("reason", small=True).name == "partial.reason.json"
+
+
+def _say_and_wait(file: str) -> Row:
+    write_atomically(Path(file), str(os.getpid()))
+    time.sleep(300)
+    return {}
+
+
+def test_no_row_outlives_its_benchmark(tmp_path: Path) -> None:
+    said = tmp_path / "pid"
+    program = (
+        "from pathlib import Path; from benchmarks.rows import Job, make_rows; "
+        "from tests.test_timed import _say_and_wait; "
+        f"jobs = [Job('a', _say_and_wait, ({str(said)!r},))]; "
+        f"make_rows(Path({str(tmp_path / 'rows.json')!r}), 'part', iter(jobs), [0], 1)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        wait_for(said.exists, 60)
+        row = int(said.read_text())
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_for(lambda: not is_alive(row))
+
+
+def is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True

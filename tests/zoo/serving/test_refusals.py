@@ -19,6 +19,7 @@ from PIL import Image
 from benchmarks.load import image_bomb
 from deq_zoo.cli import main
 from deq_zoo.packages import install
+from tests.waiting import wait_for
 from tests.zoo.served import as_file
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
@@ -246,14 +247,3 @@ async def exchange(app: FastAPI, messages: list[dict[str, Any]]) -> int:
     }  # fmt: skip
     await app(scope, receive, send)
     return statuses[0]
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait until a condition holds; fail if it takes too long."""
-
-    async def poll() -> None:
-        async with asyncio.timeout(seconds):
-            while not condition():
-                await asyncio.sleep(0.02)
-
-    asyncio.run(poll())
