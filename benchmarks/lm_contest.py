@@ -42,7 +42,7 @@ class Contest(RivalTask):
 def contestants(data_dir: str, millions: int, segments: int) -> dict[str, Preset]:
     """Return the four designs, of about equal size.
 
-    Two neighbours run at the same time, so that the closest rivals have the same machine.
+    The closest rivals are neighbours: `compare` makes two runs at a time, so they share a machine.
 
     Args:
         data_dir: folder with WikiText-2, or one above it.

@@ -3,8 +3,9 @@
 A plain transformer, the original DEQ, the convergent one and the attractor, with about 1 and about
 4 million parameters, on the words of WikiText-2. Models are chosen on the last 5 % of the training
 file; `valid` is scored once, at the end. `tune` chooses each design's learning rate, `compare`
-trains, `curve` measures loss by evaluations of f, `decode` counts tokens per second, `ablate` takes
-parts of the attractor's training away, and `quality` compares cheap gradients with the exact one.
+trains, `curve` measures loss by evaluations of f, `memory` peaks of training, `decode` tokens per
+second, `ablate` takes parts of the attractor's training away, and `quality` compares cheap
+gradients with the exact one.
 An interrupted part goes on where it stopped.
 """
 
@@ -14,9 +15,10 @@ import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import exp
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ import torch
 from benchmarks.lm_contest import contestants, with_rate
 from benchmarks.lm_quality import GRADIENTS, measure
 from benchmarks.lm_rivals import FromZeros, Recomputing
-from benchmarks.lm_training import evaluate, train, trained
+from benchmarks.lm_training import FOLDER, LanguageTraining, evaluate, train, trained
 from benchmarks.rows import Job, Row, make_rows, results_file
 from benchmarks.storing import read
 from deq_zoo.lm.data import Streams
@@ -37,6 +39,7 @@ from deq_zoo.preset import Preset
 NAME = "lm_designs"
 RATES = (1e-3, 2e-3, 4e-3)
 DESIGNS = ("explicit", "original", "convergent", "attractor")
+_UPDATES_FOR_PEAK = 12
 
 
 @dataclass(frozen=True)
@@ -158,44 +161,62 @@ def measure_curve(run: str, preset: Preset, size: Size) -> Row:
     return {"steps": found.steps, "loss": found.loss, "residual": found.residual}
 
 
+def memory(size: Size, data_dir: str) -> Iterator[Job]:
+    """Yield the peak memory of updates at the end of training, where an attractor solves."""
+    for millions in size.millions:
+        for name, preset in contestants(data_dir, millions, size.segments).items():
+            yield Job(f"{name} {millions}", measure_memory, (preset,))
+
+
+def measure_memory(preset: Preset) -> Row:
+    """Return the peak beyond that of the process with model and data."""
+    training = LanguageTraining(preset, 0, 1.0, FOLDER / "none.safetensors")
+    return {"peak_mb": training.peak_of(_UPDATES_FOR_PEAK)}
+
+
 def decode(size: Size, data_dir: str) -> Iterator[Job]:
     """Yield tokens per second after a context, with a cache and by recomputation."""
     for millions in size.millions:
-        for name in DESIGNS:
-            preset = contestants(data_dir, millions, size.segments)[name]
-            for batch in (1, 16):
-                arguments = (f"{size.prefix}{name}-{millions}m-0", preset, batch, size)
-                yield Job(f"{name} {millions} batch {batch}", measure_speed, arguments)
+        presets = contestants(data_dir, millions, size.segments)
+        runs = {name: (f"{size.prefix}{name}-{millions}m-0", presets[name]) for name in DESIGNS}
+        for batch in (1, 16):
+            yield Job(f"{millions} batch {batch}", measure_speed, (runs, batch, size))
 
 
 @torch.no_grad()
-def measure_speed(run: str, preset: Preset, batch: int, size: Size) -> Row:
-    """Return the median over interleaved rounds."""
-    task = preset.task
-    assert isinstance(task, LanguageTask)
-    model = trained(run, task)
+def measure_speed(runs: dict[str, tuple[str, Preset]], batch: int, size: Size) -> Row:
+    """Return medians over rounds in which all designs take turns."""
     total = size.context + size.tokens
+    turns: dict[tuple[str, str], Callable[[], Any]] = {}
+    for name, (run, preset) in runs.items():
+        task = preset.task
+        assert isinstance(task, LanguageTask)
+        model = trained(run, task)
+        turns[name, "cached"] = partial(make_decoder, model, total, task.length)
+        turns[name, "recomputed"] = partial(Recomputing, model)
     text = task.val_set[: batch * total].view(batch, total)
-    ways: dict[str, Callable[[], Any]] = {
-        "cached": lambda: make_decoder(model, total, task.length),
-        "recomputed": lambda: Recomputing(model),
-    }
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
-    evaluations = list[int]()
+    seconds: dict[tuple[str, str], list[float]] = {turn: [] for turn in turns}
+    counts: dict[str, list[int]] = {name: [] for name in runs}
     for _ in range(size.rounds):
-        for way, make in ways.items():
+        for (name, way), make in turns.items():
             decoder = make()
             decoder.feed(text[:, : size.context])
             began = time.process_time()
             for k in range(size.context, total):
                 decoder.feed(text[:, k : k + 1])
                 if way == "cached":
-                    evaluations.append(decoder.stats.nfe)
-            seconds[way].append(time.process_time() - began)
-    row: Row = {
-        f"tokens_per_s {way}": batch * size.tokens / median(s) for way, s in seconds.items()
+                    counts[name].append(decoder.stats.nfe)
+            seconds[name, way].append(time.process_time() - began)
+    speed = {turn: batch * size.tokens / median(times) for turn, times in seconds.items()}
+    return {
+        name: {
+            "cached": speed[name, "cached"],
+            "recomputed": speed[name, "recomputed"],
+            "evaluations": mean(counts[name]),
+            "context": size.context,
+        }
+        for name in runs
     }
-    return row | {"context": size.context, "evaluations": sum(evaluations) / len(evaluations)}
 
 
 def ablate(size: Size, data_dir: str) -> Iterator[Job]:
@@ -208,7 +229,7 @@ def ablate(size: Size, data_dir: str) -> Iterator[Job]:
     implicit = {"ift": True, "f_max_iter": 12, "grad": [1], "b_solver": "gmres", "b_tol": 1e-2}
     variants: dict[str, dict[str, Any]] = {
         "whole": {},
-        "one step": {"deq": deq.with_options(grad=[1]), "consistency": 0.0},
+        "one step": {"deq": deq.with_options(grad=[1]), "ahead": 2, "consistency": 0.0},
         "no residual loss": {"consistency": 0.0},
         "explicit to the end": {"explicit": preset.steps},
         "never explicit": {"explicit": 0},
@@ -222,16 +243,29 @@ def ablate(size: Size, data_dir: str) -> Iterator[Job]:
     }
     runs = {name: replace(preset, task=replace(task, **own)) for name, own in variants.items()}
     runs["mixed precision"] = replace(preset, precision="bf16")
-    muon = with_rate(Muon(), 2 * preset.optim.lr)
-    runs["Muon"] = replace(preset, optim=muon)
-    explicit = contestants(data_dir, 1, size.segments)["explicit"]
-    runs["explicit"] = replace(
-        explicit, optim=with_rate(explicit.optim, best_rate("explicit", size))
-    )
-    runs["explicit, Muon"] = replace(explicit, optim=muon)
+    rival = contestants(data_dir, 1, size.segments)["explicit"]
+    runs["explicit"] = replace(rival, optim=with_rate(rival.optim, best_rate("explicit", size)))
+    for own, whose in ((runs["whole"], ""), (runs["explicit"], "explicit, ")):
+        runs[f"{whose}Muon"] = replace(own, optim=with_rate(Muon(), own.optim.lr))
+        # Muon halves the rate of gated blocks (`core_factor`).
+        runs[f"{whose}Muon, twice the rate"] = replace(
+            own, optim=with_rate(Muon(), 2 * own.optim.lr)
+        )
     for name, changed in runs.items():
         run = f"{size.prefix}ablate-{name.replace(' ', '-').replace(',', '')}"
-        yield Job(name, train, (run, changed, 0, size.tuning_seconds))
+        yield Job(name, train_part, (run, changed, size.tuning_seconds))
+
+
+def train_part(run: str, preset: Preset, seconds: float) -> Row:
+    """Train; score an attractor after one evaluation, too, which it was trained for at first."""
+    row = train(run, preset, 0, seconds)
+    task = preset.task
+    assert isinstance(task, LanguageTask)
+    if row["residual"] is not None:
+        model = trained(run, task)
+        model.deq.eval_f_max_iter = 1
+        row["loss after one evaluation"] = evaluate(task, model, "val")["loss"]
+    return row
 
 
 def quality(size: Size, data_dir: str) -> Iterator[Job]:
@@ -245,6 +279,7 @@ PARTS: dict[str, Callable[[Size, str], Iterator[Job]]] = {
     "tune": tune,
     "compare": compare,
     "curve": curve,
+    "memory": memory,
     "decode": decode,
     "ablate": ablate,
     "quality": quality,

@@ -20,7 +20,7 @@ from deq_zoo.lm.task import LanguageTask
 _ROUNDS = 7
 _EXACT: dict[str, Any] = {
     "ift": True, "f_max_iter": 200, "f_tol": 1e-9, "b_solver": "gmres", "b_max_iter": 200,
-    "b_tol": 1e-9,
+    "b_tol": 1e-9, "on_failure": "raise",
 }  # fmt: skip
 
 #: Options of the equilibrium in training, by name.
@@ -69,7 +69,7 @@ def _open(
 ) -> tuple[Attractor, Segment, Memory]:
     """Return the model with the gradient of `options`, the second batch, and its memory."""
     deq = task.deq.with_options(**options)
-    model = trained(run, replace(task, deq=deq, consistency=0.0, ahead=0, ramp=0))
+    model = trained(run, replace(task, deq=deq, consistency=0.0))
     assert isinstance(model, Attractor)
     model.train().to(dtype)
     first, second = (task.train_batch(step, 0) for step in (0, 1))

@@ -16,6 +16,7 @@ from deq_zoo.lm.language_model import LanguageModel
 from deq_zoo.lm.task import LanguageTask
 from deq_zoo.precision import autocast
 from deq_zoo.preset import Preset
+from deq_zoo.task import WHOLE
 
 FOLDER = Path(".bench") / "lm_designs"
 UPDATES = (250, 500, 1000, 2000, 4000, 8000, 16000)  # at which the curve has points
@@ -59,8 +60,8 @@ class LanguageTraining(TimedTraining[LanguageModel]):
         for group in self.optimizer.param_groups:
             group["lr"] *= rise
         self.model.train()
-        batch = self.task.train_batch(self.step, self.preset.seed)
-        batch = batch._replace(explicit=share * self.preset.steps < self.task.explicit)
+        explicit = share * self.preset.steps < self.task.explicit
+        batch = self.task.make_batch(self.step, self.preset.seed, WHOLE, explicit=explicit)
         with autocast(self.preset.precision, self.model.device):
             loss = self.task.loss(self.model, batch, self.carry)
         self.optimizer.zero_grad()

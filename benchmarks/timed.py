@@ -88,6 +88,13 @@ class TimedTraining(ABC, Generic[M]):
             self._add_point()
         self._save()
 
+    def peak_of(self, updates: int) -> float:
+        """Make some updates like those at the end of a run; return their peak memory in MB."""
+        for _ in range(updates):
+            self.carry = self.update(1.0)
+            self.step += 1
+        return _peak_mb() - self._before
+
     def figures(self) -> dict[str, Any]:
         """Return the time of an update, the peak memory and the learning curve."""
         return {

@@ -29,7 +29,7 @@ class Examined:
 
 
 def examine_model(model: Model, preset: Preset, seconds: float) -> list[Examined]:
-    """Examine the first solve of each DEQ of a model on its first training batch.
+    """Examine the first solve of each DEQ of a model on a training batch, see `first_solves`.
 
     The model is in training mode, as the solves of a training are; it is left in the mode that it
     was in.
@@ -44,8 +44,21 @@ def examine_model(model: Model, preset: Preset, seconds: float) -> list[Examined
 
 
 def first_solves(model: Model, preset: Preset) -> list[FoundSolve]:
-    """Return the first solve of each DEQ on the first training batch; raise if there is none."""
-    batch = to_device(preset.task.train_batch(0, preset.seed), model.device)
+    """Return the first solve of each DEQ on the first training batch; raise if there is none.
+
+    If training begins without solves, it is the last batch.
+    """
+    last = preset.total_steps * preset.accumulate - 1
+    found = _solves(model, preset, 0) or _solves(model, preset, last)
+    if not found:
+        raise ZooError("training this model solves for no equilibrium: there is none to examine")
+    first = {solve.name: solve for solve in reversed(found)}
+    return list(reversed(first.values()))
+
+
+def _solves(model: Model, preset: Preset, step: int) -> list[FoundSolve]:
+    """Return the solves of a training batch; the model is left in the mode that it was in."""
+    batch = to_device(preset.task.train_batch(step, preset.seed), model.device)
     training = model.training
     model.train()
     try:
@@ -55,10 +68,7 @@ def first_solves(model: Model, preset: Preset) -> list[FoundSolve]:
         raise ZooError(f"the doctor cannot examine this model: {error}") from None
     finally:
         model.train(training)
-    first = {solve.name: solve for solve in reversed(found)}
-    if not first:
-        raise ZooError("training this model solves for no equilibrium: there is none to examine")
-    return list(reversed(first.values()))
+    return found
 
 
 def draw(examined: Examined) -> list[Picture]:
@@ -73,7 +83,7 @@ def draw(examined: Examined) -> list[Picture]:
         own = done[0]
         assert own.stats is not None
         figures["solvers"] = (
-            "Solvers on the first training batch: median relative residual over samples.",
+            "Solvers on a training batch: median relative residual over samples.",
             plot_solvers(done, tolerance),
         )
         figures["residuals"] = (

@@ -222,6 +222,10 @@ class Task(ABC):
             thorough: add costly figures, e.g. spectral radii: at the end of a run, and on demand.
         """
 
+    def check_length(self, batches: int) -> None:
+        """Raise `ZooError` if a run of so many batches makes no use of a setting."""
+        return
+
     def begin(self, model: Any) -> None:
         """Prepare a model when its run begins, e.g. load weights of an earlier run."""
         return

@@ -112,6 +112,7 @@ class Learner:
         self.devices, self.steps = devices, steps
         self.step, self.carry = 0, None
         self._dtype = torch.float64 if preset.precision == "float64" else None
+        self.task.check_length(steps * preset.accumulate)
 
     def loop(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +27,10 @@ class Window:
 
     def _clear(self) -> None:
         self._sums: dict[str, Tensor | float] = {}
+        self._counts: Counter[str] = Counter()  # not every batch has every metric
         self._stats: list[Any] = []
         self._solver = SolverRecord()
-        self._steps = self._samples = 0
+        self._samples = 0
         self.start()
 
     def start(self) -> None:
@@ -41,10 +43,10 @@ class Window:
 
     def add(self, loss: Loss, samples: int) -> None:
         """Add the loss of one batch."""
-        self._steps += 1
         self._samples += samples
         for name, value in {"loss": loss.value, **loss.metrics}.items():
             self._sums[name] = self._sums.get(name, 0.0) + value.detach()
+            self._counts[name] += 1
         if loss.stats is not None:
             self._stats.append(loss.stats)
 
@@ -58,12 +60,17 @@ class Window:
         self._read_stats()
         sums = {name: float(total) for name, total in self._sums.items()}
         solver = {name: getattr(self._solver, name) for name in _SOLVER}
-        return {"sums": sums, "steps": self._steps, "samples": self._samples, "solver": solver}
+        return {
+            "sums": sums,
+            "counts": dict(self._counts),
+            "samples": self._samples,
+            "solver": solver,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from the numbers that `state` returned."""
-        self._sums, self._steps = dict(state["sums"]), state["steps"]
-        self._samples = state["samples"]
+        self._sums, self._samples = dict(state["sums"]), state["samples"]
+        self._counts = Counter(_counts(state))
         self._solver = SolverRecord(**state.get("solver", {}))
 
     def restore_shared(self, states: Sequence[dict[str, Any]], count: int) -> None:
@@ -75,7 +82,7 @@ class Window:
         self.restore(
             {
                 "sums": mean,
-                "steps": states[0]["steps"],
+                "counts": _counts(states[0]),
                 "samples": sum(state["samples"] for state in states) // count,
                 "solver": _summed([state.get("solver", {}) for state in states]),
             }
@@ -90,7 +97,7 @@ class Window:
         """Return the means over all processes, and begin a new window."""
         seconds = max(1e-9, time.monotonic() - self._began)
         self._read_stats()
-        means = {name: float(total) / max(1, self._steps) for name, total in self._sums.items()}
+        means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
         if self._solver.samples:
             summary = self._solver.summary()
             means |= {"nfe": summary["nfe"], "residual": summary["residual"]}
@@ -99,6 +106,13 @@ class Window:
         means["samples_per_s"] *= processes.count
         self._clear()
         return {**means, "lr": self.rate}
+
+
+def _counts(state: dict[str, Any]) -> dict[str, int]:
+    """Return how many batches had each metric; earlier versions counted all for every metric."""
+    if "counts" in state:
+        return dict(state["counts"])
+    return dict.fromkeys(state["sums"], state["steps"])
 
 
 def _summed(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

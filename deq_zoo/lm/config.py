@@ -55,7 +55,7 @@ class LMConfig:
         rotary_base: the base of the rotary angles in the attractor.
         input_rms: root mean square of the attractor's embeddings before training: a constant factor
             brings them there. With 0 there is no factor, as published: the embeddings are so small
-            that a new model has no fixed point which iteration finds.
+            that a new model with `core_start="random"` has no fixed point which iteration finds.
         mixing: how the attractor is solved: positions (each token has mixing weights and a stop of
             its own, so no later token has an effect on an earlier one, at any number of
             evaluations) or published (the authors' solver and gradients: one set of weights for a

@@ -73,7 +73,7 @@ def score_text(
         model: in evaluation mode.
         ids: (N,) tokens.
         sizes: of segments and memory.
-        z0: (1, N - 1, D) states to start from; None means zeros.
+        z0: (1, N - 1, D) states to start from; None lets the model choose.
         **call: options of each call of the DEQ.
     """
     streams = Streams.of(ids, 1, sizes.length)

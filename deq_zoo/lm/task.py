@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from deq_zoo.checks import check_fields
-from deq_zoo.errors import DataError
+from deq_zoo.errors import DataError, ZooError
 from deq_zoo.exportable import Exportable
 from deq_zoo.lm import data as corpora
 from deq_zoo.lm.attractor import published
@@ -82,11 +82,11 @@ class LanguageTask(Task):
             makes the steps converge.
         ahead: the largest number of evaluations without a gradient before those with one, drawn at
             random for each step, so that training covers states after more steps.
-        ramp: batches in which that largest number rises from 0 to `ahead`: few evaluations at
-            first, when states mean little; 0 begins with `ahead`.
         explicit: batches at first in which one evaluation of f takes the place of the solve, an
             explicit network with the weights of the attractor, and at its price; the loss has no
-            `consistency` there.
+            `consistency` there, and the Jacobian is not regularised.
+        ramp: batches after these in which the largest number of evaluations rises from 0 to
+            `ahead`: few at first, when states mean little; 0 begins with `ahead`.
     """
 
     score: ClassVar[Score] = Score("perplexity", higher_is_better=False)
@@ -107,8 +107,8 @@ class LanguageTask(Task):
     eval_limit: int = 0
     consistency: float = 0.0
     ahead: int = 0
-    ramp: int = 0
     explicit: int = 0
+    ramp: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -193,20 +193,34 @@ class LanguageTask(Task):
             deq = deq.with_options(sup_loc=[deq.grad[0] - 1])
         return build_model(self.net, deq)
 
+    def check_length(self, batches: int) -> None:
+        if batches <= self.explicit:
+            raise ZooError(
+                f"explicit={self.explicit} batches of {batches} leave none for the equilibrium: "
+                f"--set explicit={7 * batches // 10}, or make the run longer"
+            )
+
     @property
     def steps_per_epoch(self) -> int:
         return len(self._train_streams)
 
     def train_batch(self, step: int, seed: int, shard: Shard = WHOLE) -> Segment:
+        return self.make_batch(step, seed, shard, explicit=step < self.explicit)
+
+    def make_batch(self, step: int, seed: int, shard: Shard, *, explicit: bool) -> Segment:
+        """Return a batch of either kind, see `explicit` of the task."""
         k = step % len(self._train_streams)
         ids, target = self._train_streams.segment(k, shard)
         rng = generator("step", seed, step)
         weight = self._jac_weight(step)
         if weight and float(torch.rand((), generator=rng)) >= self.deq.jac_loss_freq:
             weight = 0.0
-        most = min(self.ahead, step * (self.ahead + 1) // self.ramp) if self.ramp else self.ahead
+        if explicit:
+            return Segment(ids, target, k == 0, 0.0, None, explicit=True)
+        solved = max(0, step - self.explicit)
+        most = min(self.ahead, solved * (self.ahead + 1) // self.ramp) if self.ramp else self.ahead
         ahead = int(torch.randint(most + 1, (), generator=rng)) if self.ahead else None
-        return Segment(ids, target, k == 0, weight, ahead, step < self.explicit)
+        return Segment(ids, target, k == 0, weight, ahead, explicit=False)
 
     def _jac_weight(self, step: int) -> float:
         deq = self.deq
@@ -219,9 +233,9 @@ class LanguageTask(Task):
     def loss(self, model: Any, batch: Segment, carry: Any) -> Loss:
         segment = Segment(*batch)
         memory = None if segment.first or carry is None else Memory(*carry)
-        call: dict[str, Any] = {} if segment.ahead is None else {"f_max_iter": segment.ahead}
-        if segment.explicit:
-            call = {"explicit": True}
+        call: dict[str, Any] = {"explicit": True} if segment.explicit else {}
+        if segment.ahead is not None:
+            call["f_max_iter"] = segment.ahead
         out: LMOutput = model(segment.ids, memory=memory, **call)
         inner: LanguageModel = getattr(model, "module", model)  # without its wrapper
         nll = inner.nll(out.z, segment.target).mean()

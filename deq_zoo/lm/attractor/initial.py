@@ -1,4 +1,4 @@
-"""The published initialisation of the attractor: scaled orthogonal matrices, and zeros."""
+"""The initialisation of the attractor: scaled orthogonal matrices, and zeros."""
 
 from __future__ import annotations
 

@@ -33,6 +33,7 @@ from torchdeq import (
     mem_gc,
     reset_dropout,
 )
+from torchdeq.compiling import compiled
 
 
 class Attractor(LanguageModel):
@@ -182,12 +183,17 @@ class Attractor(LanguageModel):
 
         z0 = c if z0 is None else z0
         if explicit:
-            states, stats = [f(z0)], SolverStat()
+            if call:
+                raise TypeError(f"an explicit evaluation has no options of a solve, got {call}")
+            evaluate = compiled(f, self.deq) if self.deq.config.compile_f else f
+            states, stats = [evaluate(z0)], SolverStat()
         elif self.published is not None:
             states, stats = self._solve_as_published(f, z0, **call)
         else:
             states, stats = self._solve_by_position(f, z0, **call)
         z = states[-1].detach()
+        # Keys of the latest states, after an explicit evaluation, too: those of its input, which an
+        # explicit network would keep, say less, and batches with a solve would find others.
         kept = torch.cat((kept, self.remember(z + c.detach(), around)), dim=2)
         u = c[:, :0]  # keys and values are all that a memory needs
         return LMOutput(predictions=states, state=z, stats=stats, u=u, kept=kept, f=f)

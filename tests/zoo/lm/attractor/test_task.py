@@ -11,12 +11,14 @@ import torch
 
 import deq_zoo
 from deq_zoo.cli import main
+from deq_zoo.doctor import first_solves
 from deq_zoo.errors import ZooError
 from deq_zoo.lm.attractor.model import Attractor
 from deq_zoo.lm.exporting import make_export
 from deq_zoo.lm.passages import score_passages
 from deq_zoo.lm.presets import ATTRACTOR, IMPLICIT, lm_smoke, lm_smoke_attractor
 from deq_zoo.lm.task import LanguageTask
+from deq_zoo.loading import open_model
 from deq_zoo.uses import UnusedOptions
 from tests.zoo.lm.attractor.nets import draw_ids, make_model
 from tests.zoo.training import train
@@ -78,9 +80,11 @@ def test_learning_lowers_the_loss(changes: dict[str, Any]) -> None:
     assert 0 < max(result.solver.radii) < 2
 
 
-def test_evaluations_rise_over_the_first_batches() -> None:
-    task = make_task(ahead=3, ramp=40)
-    drawn = [task.train_batch(step, 0).ahead for step in range(200)]
+def test_evaluations_rise_over_the_first_batches_with_a_solve() -> None:
+    task = make_task(ahead=3, ramp=40, explicit=10)
+    drawn = [task.train_batch(step, 0).ahead for step in range(210)]
+    assert drawn[:10] == [None] * 10
+    del drawn[:10]
     assert drawn[:10] == [0] * 10
     assert max(each or 0 for each in drawn[:20]) <= 1
     assert {*drawn[40:]} == {0, 1, 2, 3}
@@ -89,30 +93,75 @@ def test_evaluations_rise_over_the_first_batches() -> None:
 
 
 def test_the_first_batches_may_be_those_of_an_explicit_network() -> None:
-    task = make_task(explicit=3, memory=0, ramp=0)
-    model = task.build().train()
+    task = make_task(explicit=3, ramp=0)
+    model = task.build().double().train()
+    assert isinstance(model, Attractor)
     batches = [task.train_batch(step, 0) for step in range(5)]
     assert [batch.explicit for batch in batches] == [True, True, True, False, False]
-    ids, target = batches[0][:2]
-    loss = task.loss(model, batches[0], None)
-    assert loss.stats is None
-    assert "last_step" not in loss.metrics
-    assert "last_step" in task.loss(model, batches[3], None).metrics
-    gradient = torch.autograd.grad(loss.value, [*model.parameters()])
-    assert isinstance(model, Attractor)
-    x = model.embed(ids)
-    around = model.surroundings(x)
-    for block, each in zip(model.prelude, around, strict=False):
-        x = block(x, *each)[0]
-    (core,) = model.core
-    z = core(2 * x, *around[-1])[0] - x  # c + R(2c)
-    expected = model.nll(z, target).mean()
-    torch.testing.assert_close(loss.value, expected)
-    expected_gradient = torch.autograd.grad(expected, [*model.parameters()])
-    for own, other in zip(gradient, expected_gradient, strict=True):
-        torch.testing.assert_close(own, other)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p), alpha=0.1)  # the gated block does something
+    memory = None
+    for ids, target, *_ in batches[:2]:  # the second has a memory
+        loss = task.loss(model, batches[0 if memory is None else 1], memory)
+        gradient = torch.autograd.grad(loss.value, [*model.parameters()])
+        x = model.embed(ids)
+        around = model.surroundings(x, memory)
+        kept = list[torch.Tensor]()
+        *backbone, core = model.blocks
+        for block, each in zip(backbone, around, strict=False):
+            kept += block.keys(x)
+            x = block(x, *each)[0]
+        z = core(2 * x, *around[-1])[0] - x  # c + R(2c)
+        kept += core.keys(z + x)  # those that the next solve would look for
+        expected = model.nll(z, target).mean()
+        torch.testing.assert_close(loss.value, expected, atol=1e-12, rtol=0)
+        for own, other in zip(
+            gradient, torch.autograd.grad(expected, [*model.parameters()]), strict=True
+        ):
+            torch.testing.assert_close(own, other, atol=1e-12, rtol=0)
+        memory = loss.carry
+        by_head = torch.stack(kept).permute(1, 3, 0, 2, 4).flatten(2)
+        torch.testing.assert_close(memory.z[:, -len(ids[0]) :], by_head, atol=1e-12, rtol=0)
+
+
+def test_explicit_batches_have_the_options_that_they_use() -> None:
+    regularised = ATTRACTOR.with_options(jac_loss_weight=0.1, jac_loss_freq=1.0)
+    task = make_task(explicit=3, ahead=0, ramp=0, deq=regularised)
+    model = task.build().train()
+    explicit, solved = (task.loss(model, task.train_batch(step, 0), None) for step in (0, 3))
+    assert task.train_batch(0, 0).jac_weight == 0 < task.train_batch(3, 0).jac_weight
+    assert explicit.stats is None
+    assert explicit.metrics.keys() < solved.metrics.keys() == {"nll", "last_step"}
+    with pytest.raises(TypeError, match=r"no options of a solve, got \{'f_max_iter': 3\}"):
+        model(draw_ids(), explicit=True, f_max_iter=3)
     with pytest.raises(ValueError, match="explicit=3 needs the backbone of an attractor"):
         replace(lm_smoke().task, explicit=3).build()  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("mixing", ["positions", "published"])
+def test_an_explicit_batch_needs_no_solver(mixing: Any) -> None:
+    model, ids = make_model(DEQConfig(f_max_iter=9, ift=True), mixing=mixing).train(), draw_ids()
+    out = model(ids, explicit=True)
+    x = model.embed(ids)
+    around = model.surroundings(x)
+    c, _ = model.run_backbone(x, around)
+    torch.testing.assert_close(out.z, model.apply_core(2 * c, around[2:]) - c)
+
+
+def test_a_run_that_never_solves_is_refused(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"quiet": True, "cpu": True, "report": False}
+    with pytest.raises(ZooError, match=r"explicit=2 batches of 2 leave none.*--set explicit=1"):
+        deq_zoo.train(NAME, out=tmp_path / "a", steps=2, **options)
+    assert not (tmp_path / "a").exists()
+    deq_zoo.train(NAME, out=tmp_path / "b", steps=2, accumulate=2, **options)
+
+
+def test_the_doctor_examines_the_batches_that_solve(tmp_path: Path) -> None:
+    deq_zoo.train(NAME, out=tmp_path, quiet=True, cpu=True, report=False)
+    model, preset = open_model(tmp_path)
+    (solve,) = first_solves(model, preset)
+    assert solve.name == "deq"
 
 
 def test_settings_without_effect_on_an_attractor_are_errors() -> None:
