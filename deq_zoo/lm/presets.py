@@ -91,7 +91,7 @@ SMALL_FINAL = LMConfig(
     tokens=33_278, width=64, heads=4, inner=256, cutoffs=(2_000, 10_000), shrink=2, dropout=0.0
 )
 SMALL_ORIGINAL = replace(SMALL_FINAL, design="original", inner=1_102, blocks=1, init="uniform")
-SMALL_OURS = replace(SMALL_FINAL, design="convergent")
+SMALL_OURS = replace(SMALL_FINAL, design="convergent", init="scaled")
 SMALL_ATTRACTOR = replace(SMALL_FINAL, design="attractor", backbone=2, blocks=1)
 
 
