@@ -29,8 +29,8 @@ def front_numbers() -> str:
         [
             [
                 f"**{min(faster):.1f} to {max(faster):.1f} times** as fast",
-                "a training step to the same residuals, beside torchdeq 0.1.0 with Anderson in "
-                "both passes",
+                "a training step to the same residuals, beside torchdeq 0.1.0 with the faster of "
+                "its adjoints",
                 "[gradients](docs/gradients.md#what-it-costs)",
             ],
             [

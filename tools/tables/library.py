@@ -189,7 +189,6 @@ def beside_release() -> str:
     """Return what torchdeq 0.1.0 needs and what this version needs, for the same work."""
     names = dict(list(SOLVERS.items())[:3])
     shown = " / ".join(names.values())
-    steps = {(r["case"], r["contestant"], r["adjoint"]): r for r in _steps()}
     memory_of = {row["solver"]: row["peak"] for row in read("solvers")["memory"]["rows"]}
     state = read("solvers")["memory"]["state"]
     counts = read("cost")["counts"]
@@ -204,9 +203,9 @@ def beside_release() -> str:
 
     rows = [
         [
-            f"a training step to the same residuals, {MAPS[case]}: milliseconds",
-            *(f"{1e3 * steps[key]['seconds']['median']:.0f}" for key in (
-                (case, "0.1.0", "anderson"), (case, "ours", "gmres"))),
+            f"a training step to the same residuals, {MAPS[case]}, the fastest adjoint of each: "
+            "milliseconds",
+            *(f"{1e3 * _fastest_step(case, who):.0f}" for who in ("0.1.0", "ours")),
             "[gradients](gradients.md#what-it-costs)",
         ]
         for case in ("conv", "attention")
@@ -223,9 +222,14 @@ def beside_release() -> str:
     return markdown(["Measured", "torchdeq 0.1.0", "Now", "How"], rows)
 
 
-def _steps() -> list[dict[str, Any]]:
-    runs: list[dict[str, Any]] = read("gradients")["training"]["runs"]
-    return runs
+def _fastest_step(case: str, contestant: str) -> float:
+    """Return the seconds of a training step with that adjoint which is fastest."""
+    times: list[float] = [
+        run["seconds"]["median"]
+        for run in read("gradients")["training"]["runs"]
+        if (run["case"], run["contestant"]) == (case, contestant)
+    ]
+    return min(times)
 
 
 @table("left")
