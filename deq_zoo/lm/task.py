@@ -84,7 +84,7 @@ class LanguageTask(Task):
             random for each step, so that training covers states after more steps.
         explicit: batches at first in which one evaluation of f takes the place of the solve, an
             explicit network with the weights of the attractor, and at its price; the loss has no
-            `consistency` there, and the Jacobian is not regularised.
+            `consistency` there, the Jacobian is not regularised, and `compile_f` has no effect.
         ramp: batches after these in which the largest number of evaluations rises from 0 to
             `ahead`: few at first, when states mean little; 0 begins with `ahead`.
     """

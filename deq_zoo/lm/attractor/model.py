@@ -33,7 +33,6 @@ from torchdeq import (
     mem_gc,
     reset_dropout,
 )
-from torchdeq.compiling import compiled
 
 
 class Attractor(LanguageModel):
@@ -185,8 +184,7 @@ class Attractor(LanguageModel):
         if explicit:
             if call:
                 raise TypeError(f"an explicit evaluation has no options of a solve, got {call}")
-            evaluate = compiled(f, self.deq) if self.deq.config.compile_f else f
-            states, stats = [evaluate(z0)], SolverStat()
+            states, stats = [f(z0)], SolverStat()
         elif self.published is not None:
             states, stats = self._solve_as_published(f, z0, **call)
         else:
