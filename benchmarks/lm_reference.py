@@ -1,9 +1,9 @@
 """How far is `lm-reference` from an explicit transformer, and from programs that compress text?
 
 Both models have the same parameters and are trained for the same processor time on the same text;
-the compressors are given the training pages of Python's topics, or nothing. `tune` chooses each
-model's learning rate by short runs, `compare` trains, `compress` runs xz and bzip2. The unit is
-bits for each byte of held-out pages.
+the compressors are given nothing, the first 90 % of Python's topics, or the models' training text,
+which has no copies of held-out passages. `tune` chooses each model's learning rate by short runs,
+`compare` trains, `compress` runs xz and bzip2. The unit is bits for each byte of held-out pages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from benchmarks.lm_contest import with_rate
-from benchmarks.lm_designs import best_of
+from benchmarks.lm_designs import RATES, best_of
 from benchmarks.lm_rivals import EXPLICIT, RivalTask
 from benchmarks.lm_training import evaluate, train, trained
 from benchmarks.rows import Job, Row, make_rows, results_file
@@ -27,7 +27,6 @@ from deq_zoo.preset import Preset
 from deq_zoo.task import Split
 
 NAME = "lm_reference"
-RATES = (1.5e-3, 3e-3, 6e-3)
 SPLITS: tuple[Split, ...] = ("val", "test")
 
 
@@ -99,19 +98,22 @@ def compress(size: Size) -> Iterator[Job]:
 
 
 def compressed(name: str) -> Row:
-    """Return bits per byte of one compressor, alone and after the training pages of the topics."""
-    pages = corpora.split_text(corpora.topics())["train"].encode()
+    """Return bits per byte of one compressor, alone and after texts that it may refer to."""
     squeeze, texts = _COMPRESSORS[name], reference_splits()
-
-    def bits(text: bytes, before: bytes = b"") -> float:
-        return 8 * (squeeze(before + text) - (squeeze(before) if before else 0)) / len(text)
-
-    held_out = {split: texts[split].encode() for split in SPLITS}
-    return {
-        "alone": {split: bits(text) for split, text in held_out.items()},
-        "after the topics": {split: bits(text, pages) for split, text in held_out.items()},
-        "bytes": {split: len(text) for split, text in held_out.items()},
+    before = {
+        "alone": "",
+        "after the topics": corpora.split_text(corpora.topics())["train"],
+        "after the training text": texts["train"],
     }
+    held_out = {split: texts[split].encode() for split in SPLITS}
+    row: Row = {"bytes": {split: len(text) for split, text in held_out.items()}}
+    for how, known in before.items():
+        own = squeeze(known.encode()) if known else 0
+        row[how] = {
+            split: 8 * (squeeze(known.encode() + text) - own) / len(text)
+            for split, text in held_out.items()
+        }
+    return row
 
 
 def _xz(text: bytes) -> int:
