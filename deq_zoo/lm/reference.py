@@ -18,7 +18,7 @@ from pathlib import Path
 from platform import python_version
 
 from deq_zoo.errors import MissingPackage
-from deq_zoo.lm.data import join_pages, split_text, topic_pages
+from deq_zoo.lm.data import join_pages, split_text, topic_pages, topics
 from deq_zoo.packages import install
 
 #: Packages whose docstrings are read, by the names of their modules.
@@ -36,28 +36,30 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _ADDING = {"add_newdoc", "add_doc"}  # functions that give a docstring to compiled code
 
 
+def held_out_splits() -> dict[str, str]:
+    """Return validation and test text, those of `data="topics"`: Python alone has them."""
+    splits = split_text(topics())
+    return {split: splits[split] for split in ("val", "test")}
+
+
 @cache
 def reference_splits() -> dict[str, str]:
     """Return the training, validation and test text.
 
-    Validation and test text are those of `data="topics"`. No page of which they hold a part is in
-    the training text, and no paragraph that shares 60 characters in a row with them, whatever the
-    white space between words: some pages of Python's reference repeat others. The other pages
-    are in the training text `REPEATS` times, spread among the docstrings.
+    The training text has no page of which the held-out text has a part, and no paragraph that
+    shares 60 characters in a row with that, whatever the white space between words: some pages of
+    Python's reference repeat others. The other pages are in it `REPEATS` times, spread among the
+    docstrings.
     """
-    pages = topic_pages()
-    splits = split_text(join_pages(pages))
-    held_out = splits["val"] + splits["test"]
-    whole, size = [], 0
-    for page in pages:
-        size += len(page) + 2
-        if size <= len(splits["train"]):
-            whole.append(page)
-    windows = {*_windows(_one_line(held_out))}
+    held_out = held_out_splits()
+    pages, before = topic_pages(), len(split_text(topics())["train"])
+    ends = accumulate(len(page) + 2 for page in pages)
+    whole = [page for page, end in zip(pages, ends, strict=True) if end <= before]
+    windows = {*_windows(_one_line("".join(held_out.values())))}
     strings, pages = (
         [_without_copies(text, windows) for text in texts] for texts in (docstrings(), whole)
     )
-    return {**splits, "train": join_pages(_mixed(strings, pages * REPEATS))}
+    return {"train": join_pages(_mixed(strings, pages * REPEATS)), **held_out}
 
 
 def _mixed(*lists: Sequence[str]) -> list[str]:

@@ -28,7 +28,7 @@ from deq_zoo.lm.lexicon import Lexicon
 from deq_zoo.lm.loss import last_step
 from deq_zoo.lm.memory import LMOutput, Memory
 from deq_zoo.lm.reading import Reading, steps_curve
-from deq_zoo.lm.reference import reference_splits
+from deq_zoo.lm.reference import held_out_splits, reference_splits
 from deq_zoo.lm.results import SAMPLE, score_file, scores_name, stream_text
 from deq_zoo.lm.settings import check_data, check_training
 from deq_zoo.lm.tokens import Tokenizer, Words
@@ -284,6 +284,8 @@ class LanguageTask(Task):
         check_data(self)
         if self.data == "wikitext":
             return corpora.wikitext_split(self.data_dir, split, tokenizer)
+        if self.data == "reference" and split != "train":
+            return tokenizer.encode(held_out_splits()[split])  # without reading any docstring
         return tokenizer.encode(self._texts()[split])
 
     def from_authors(self, state: Weights) -> Converted:

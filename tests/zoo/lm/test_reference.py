@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from deq_zoo.errors import MissingPackage
 from deq_zoo.lm import reference
@@ -17,6 +19,7 @@ from deq_zoo.lm.reference import (
     docstrings_of,
     reference_splits,
 )
+from deq_zoo.lm.tokens import Pieces
 
 LONG = "words that explain a function in enough detail to be kept, " * 4
 
@@ -57,6 +60,18 @@ def test_held_out_pages_are_whole_and_have_no_copies(monkeypatch: pytest.MonkeyP
         size += len(page) + 2
         assert (page[:40] in result["train"]) == (size <= len(splits["train"]))
     assert len(result["train"]) > 0.9 * REPEATS * len(splits["train"])
+
+
+def test_evaluation_reads_no_docstring(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> list[str]:
+        raise AssertionError("a docstring was read")
+
+    monkeypatch.setattr(reference, "docstrings", refuse)
+    task = replace(lm_reference().task, eval_limit=1)  # type: ignore[type-var]
+    model = task.build().eval()
+    model.lexicon.adopt(Pieces.of(topics(), 300))
+    with torch.no_grad():
+        assert task.evaluate(model, "test").metrics["bits_per_byte"] > 0
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
