@@ -11,6 +11,7 @@ from deq_zoo.errors import ZooError
 from deq_zoo.parsing import parse_value
 from deq_zoo.preset import Preset
 from deq_zoo.spelling import suggest
+from deq_zoo.uses import UnusedOptions, check_chosen
 from torchdeq import DEQConfig
 
 _EITHER = {"steps": "epochs", "epochs": "steps"}  # of a preset
@@ -163,13 +164,18 @@ def change_preset(
         all_names: where users read the names of all settings, for errors.
     """
     changes: dict[str, Any] = {"task.deq": preset.change_deq(**deq)} if deq else {}
-    changes |= _parse_settings(preset, settings, all_names)
+    own = _parse_settings(preset, settings, all_names)
+    changes |= own
     result: Preset = _replace(preset, changes) if changes else preset
     former, now = (getattr(each.task, "data_dir", None) for each in (preset, result))
     folder = now if data_dir is None and now != former else data_dir
     if folder is not None:
         result = result.with_data_dir(folder)
+    named = {*deq, *(path.removeprefix("task.deq.") for path in own)}
     if result.precision != preset.precision:
-        names = (setting.partition("=")[0].rpartition(".")[2] for setting in settings)
-        result = result.with_reachable_tolerances({*deq, *names})
+        result = result.with_reachable_tolerances(named)
+    try:
+        check_chosen(result.task, named)
+    except UnusedOptions as error:
+        raise ZooError(str(error)) from None
     return result.with_deq()  # checks options of the equilibrium among `settings`

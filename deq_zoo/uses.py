@@ -6,6 +6,7 @@ e.g. `SOLVE | GRADIENT | NORM`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from torchdeq import DEQConfig
@@ -53,6 +54,8 @@ GRADIENT = frozenset(
         "b_init",
     ]
 )
+#: The part of it that an implicit gradient alone has.
+BACKWARD_SOLVE = frozenset(n for n in GRADIENT if n.startswith("b_")) | {"higher_order"}
 #: Several states of one solve in training, and how they are weighted in the loss.
 STATES = frozenset(["core", "n_states", "indexing", "sup_gap", "sup_loc", "gamma"])
 #: The norm of the weights in f.
@@ -75,12 +78,39 @@ RADIUS = frozenset({"sradius_mode"})
 class UnusedOptions(ValueError):
     """Options of a DEQ that are set and have no effect on a task."""
 
-    def __init__(self, task: Task, names: list[str]) -> None:
-        super().__init__(
-            f"{', '.join(names)} would have no effect: {type(task).__name__} makes no use of "
-            f"{'it' if len(names) == 1 else 'them'}"
-        )
+    def __init__(self, names: list[str], why: str) -> None:
+        super().__init__(f"{', '.join(names)} would have no effect: {why}")
         self.names = names
+
+
+def check_chosen(task: Task, named: Collection[str]) -> None:
+    """Raise `UnusedOptions` for options that a user names, of a gradient that is not chosen.
+
+    Presets may have some: a user who chooses the other gradient need not take them back.
+
+    Args:
+        task: with the options.
+        named: by the user.
+    """
+    others, defaults = _not_chosen(task.deq), DEQConfig.defaults()
+    unused = [
+        name
+        for name in DEQConfig.names()
+        if name in others and name in named and getattr(task.deq, name) != defaults[name]
+    ]
+    if unused:
+        is_not, cure = ("", "ift=false") if task.deq.implicit else (" not", "ift=true")
+        raise UnusedOptions(unused, f"the gradient is{is_not} implicit; add {cure}, or drop them")
+
+
+def _not_chosen(deq: DEQConfig) -> frozenset[str]:
+    """Return the options of gradients that others exclude; states before the last are phantom."""
+    if deq.core not in ("indexing", "sliced") or deq.backward not in ("auto", "ift", "phantom"):
+        return frozenset()  # an extension may read any option
+    if not deq.implicit:
+        return BACKWARD_SOLVE
+    several = deq.n_states > 1 or deq.indexing
+    return frozenset() if several else frozenset({"grad", "tau"})
 
 
 def check_uses(task: Task) -> None:
@@ -94,4 +124,5 @@ def check_uses(task: Task) -> None:
         and getattr(task.deq, name) != defaults[name]
     ]
     if unused:
-        raise UnusedOptions(task, unused)
+        them = "it" if len(unused) == 1 else "them"
+        raise UnusedOptions(unused, f"{type(task).__name__} makes no use of {them}")

@@ -49,10 +49,9 @@ from deq_zoo.task import (
     Weights,
     generator,
 )
-from deq_zoo.uses import GRADIENT, JACOBIAN, NORM, SOLVE
+from deq_zoo.uses import BACKWARD_SOLVE, GRADIENT, JACOBIAN, NORM, SOLVE
 from torchdeq import DEQConfig, jac_reg
 
-_BACKWARD_SOLVE = {name for name in GRADIENT if name.startswith("b_")} | {"higher_order"}
 _SHOWN = Sampling(tokens=300)  # the text in the report
 
 
@@ -128,7 +127,7 @@ class LanguageTask(Task):
             every = published.OPTIONS
         elif self.net.design != "attractor":
             every |= NORM
-        return every if self.deq.implicit else every - _BACKWARD_SOLVE
+        return every if self.deq.implicit else every - BACKWARD_SOLVE
 
     @cached_property
     def corpus(self) -> Corpus:
