@@ -45,10 +45,11 @@ WORDS = ("summary", "data", "examples", "limits")
 NOTES = Path(__file__).parent / "pretrained"
 #: The scores that choose models, in the words of the table of docs/zoo.md.
 _IN_WORDS = {
-    "accuracy": "{:.1f} % right",
-    "aepe": "mean end-point error of {:.2f} pixels",
-    "exact": "{:.1f} % solved without an error",
-    "loss": "mean squared error {:.3f} of its predictions",
+    "accuracy": "{accuracy:.1f} % right",
+    "aepe": "mean end-point error of {aepe:.2f} pixels",
+    "exact": "{exact:.1f} % solved without an error",
+    "loss": "mean squared error {loss:.3f} of its predictions",
+    "perplexity": "{bits_per_byte:.2f} bits for each byte",
 }
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-6  # errors of half precision that a weight may have
 
@@ -132,8 +133,8 @@ def table() -> str:
     """Return the pretrained models as the table of docs/zoo.md."""
     lines = ["| Model | What it does | Test | MB | Seeds |", "| --- | --- | --- | --- | --- |"]
     for card in map(pretrained_card, names()):
-        score = _IN_WORDS.get(card.score, f"{card.score} {{:.4g}}")
-        score = score.format(card.scores["test"][card.score])
+        words = _IN_WORDS.get(card.score, f"{card.score} {{{card.score}:.4g}}")
+        score = words.format(**card.scores["test"])
         link = f"[`{card.name}`](../deq_zoo/pretrained/{card.name}.md)"
         size, seeds = f"{card.size / 1e6:.2f}", len(card.runs)
         lines.append(f"| {link} | {card.summary} | {score} | {size} | {seeds} |")
