@@ -35,7 +35,7 @@ class Size:
     """The size of the benchmark; the names of its files begin with `prefix`."""
 
     prefix: str = "reference-"
-    seconds: float = 3600.0
+    seconds: float = 1800.0
     tuning_seconds: float = 300.0
 
 
