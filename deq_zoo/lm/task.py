@@ -283,7 +283,7 @@ class LanguageTask(Task):
         check_data(self)
         if self.data == "wikitext":
             return corpora.wikitext_split(self.data_dir, split, tokenizer)
-        if self.data == "reference" and split != "train":
+        if self.data == "reference":
             return tokenizer.encode(held_out_splits()[split])  # without reading any docstring
         return tokenizer.encode(self._texts()[split])
 

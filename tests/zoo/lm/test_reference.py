@@ -19,6 +19,7 @@ from deq_zoo.lm.reference import (
     docstrings_of,
     reference_splits,
 )
+from deq_zoo.lm.task import LanguageTask
 from deq_zoo.lm.tokens import Pieces
 
 LONG = "words that explain a function in enough detail to be kept, " * 4
@@ -67,7 +68,9 @@ def test_evaluation_reads_no_docstring(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a docstring was read")
 
     monkeypatch.setattr(reference, "docstrings", refuse)
-    task = replace(lm_reference().task, eval_limit=1)  # type: ignore[type-var]
+    whole = lm_reference().task
+    assert isinstance(whole, LanguageTask)
+    task = replace(whole, eval_limit=1)
     model = task.build().eval()
     model.lexicon.adopt(Pieces.of(topics(), 300))
     with torch.no_grad():

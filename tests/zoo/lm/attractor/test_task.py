@@ -135,8 +135,10 @@ def test_explicit_batches_have_the_options_that_they_use() -> None:
     assert explicit.metrics.keys() < solved.metrics.keys() == {"nll", "last_step"}
     with pytest.raises(TypeError, match=r"no options of a solve, got \{'f_max_iter': 3\}"):
         model(draw_ids(), explicit=True, f_max_iter=3)
+    original = lm_smoke().task
+    assert isinstance(original, LanguageTask)
     with pytest.raises(ValueError, match="explicit=3 needs the backbone of an attractor"):
-        replace(lm_smoke().task, explicit=3).build()  # type: ignore[type-var]
+        replace(original, explicit=3).build()
 
 
 @pytest.mark.parametrize("mixing", ["positions", "published"])
