@@ -46,7 +46,8 @@ _UPDATES_FOR_PEAK = 12
 class Size:
     """The size of the benchmark; the names of its files begin with `prefix`.
 
-    Decoding writes `tokens`, by recomputation `again`: each of those takes as long as a context.
+    Decoding writes `tokens` with a cache and `again` by recomputation, where one token takes as
+    long as the whole context.
     """
 
     prefix: str = ""

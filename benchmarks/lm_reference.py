@@ -1,9 +1,10 @@
 """How far is `lm-reference` from an explicit transformer, and from programs that compress text?
 
-Both models have the same parameters and are trained for the same processor time on the same text;
-the compressors are given nothing, the first 90 % of Python's topics, or the models' training text,
-which has no copies of held-out passages. `tune` chooses each model's learning rate by short runs,
-`compare` trains, `compress` runs xz and bzip2. The unit is bits for each byte of held-out pages.
+Both models have the same number of parameters, and train on the same text for the same processor
+time. The compressors read nothing first, or the first 90 % of Python's topics, or the training text
+of the models, from which copies of held-out passages are removed. `tune` chooses the learning rate
+of each model by short runs, `compare` trains, `compress` runs xz and bzip2. The unit is bits per
+byte of held-out text.
 """
 
 from __future__ import annotations

@@ -100,7 +100,8 @@ def check_chosen(task: Task, named: Collection[str]) -> None:
     ]
     if unused:
         is_not, cure = ("", "ift=false") if task.deq.implicit else (" not", "ift=true")
-        raise UnusedOptions(unused, f"the gradient is{is_not} implicit; add {cure}, or drop them")
+        them = "it" if len(unused) == 1 else "them"
+        raise UnusedOptions(unused, f"the gradient is{is_not} implicit; add {cure}, or drop {them}")
 
 
 def _not_chosen(deq: DEQConfig) -> frozenset[str]:

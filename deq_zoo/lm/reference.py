@@ -46,9 +46,9 @@ def held_out_splits() -> dict[str, str]:
 def reference_splits() -> dict[str, str]:
     """Return the training, validation and test text.
 
-    The training text has no page of which the held-out text has a part, and no paragraph that
-    shares 60 characters in a row with that, whatever the white space between words: some pages of
-    Python's reference repeat others. The other pages are in it `REPEATS` times, spread among the
+    The training text leaves out pages that the split cuts, and paragraphs that share 60 characters
+    in a row with the held-out text, whatever the white space between words: some pages of Python's
+    reference repeat others. It contains the remaining pages `REPEATS` times, spread among the
     docstrings.
     """
     held_out = held_out_splits()
