@@ -86,7 +86,9 @@ def main() -> None:
 
 def seeds_of(part: str, size: Size) -> range:
     """Return the seeds of a part; most have one."""
-    return range(size.seeds if part in ("compare", "curve") else 1)
+    if part == "curve":
+        return range(size.seeds - 1, size.seeds)
+    return range(size.seeds if part == "compare" else 1)
 
 
 def tune(size: Size, data_dir: str) -> Iterator[Job]:
@@ -145,18 +147,27 @@ def train_and_score(run: str, preset: Preset, seed: int, size: Size) -> Row:
 
 
 def curve(size: Size, data_dir: str) -> Iterator[Job]:
-    """Yield held-out loss and residual of the trained equilibria by evaluations of f."""
-    for millions in size.millions:
-        for name in DESIGNS[1:]:
-            preset = contestants(data_dir, millions, size.segments)[name]
-            for seed in range(size.seeds):
-                arguments = (f"{size.prefix}{name}-{millions}m-{seed}", preset, size)
-                yield Job(f"{name} {millions} {seed}", measure_curve, arguments)
+    """Yield held-out loss and residual of the largest equilibria by evaluations of f.
+
+    They are those of the last runs of `compare`; a model whose file is missing is trained again.
+    """
+    millions, seed = size.millions[-1], size.seeds - 1
+    for name in DESIGNS[1:]:
+        preset = contestants(data_dir, millions, size.segments)[name]
+        preset = replace(preset, optim=with_rate(preset.optim, best_rate(name, size)))
+        arguments = (f"{size.prefix}{name}-{millions}m-{seed}", preset, seed, size)
+        yield Job(f"{name} {millions} {seed}", measure_curve, arguments)
+
+
+def measure_curve(run: str, preset: Preset, seed: int, size: Size) -> Row:
+    """Return loss and residual of one model by evaluations of f."""
+    train(run, preset, seed, size.seconds)  # nothing to do if its file is complete
+    return curve_of(run, preset, size)
 
 
 @torch.no_grad()
-def measure_curve(run: str, preset: Preset, size: Size) -> Row:
-    """Return loss and residual of one model by evaluations of f."""
+def curve_of(run: str, preset: Preset, size: Size) -> Row:
+    """Return loss and residual of a trained model by evaluations of f."""
     task = preset.task
     assert isinstance(task, LanguageTask)
     model = trained(run, task)
@@ -180,11 +191,14 @@ def measure_memory(preset: Preset) -> Row:
 
 
 def decode(size: Size, data_dir: str) -> Iterator[Job]:
-    """Yield tokens per second after a context, with a cache and by recomputation."""
+    """Yield tokens per second after a context, with a cache and by recomputation.
+
+    Batches of 16 texts are measured at the smaller size.
+    """
     for millions in size.millions:
         presets = contestants(data_dir, millions, size.segments)
         runs = {name: (f"{size.prefix}{name}-{millions}m-0", presets[name]) for name in DESIGNS}
-        for batch in (1, 16):
+        for batch in (1, 16) if millions == 1 else (1,):
             yield Job(f"{millions} batch {batch}", measure_speed, (runs, batch, size))
 
 
@@ -241,9 +255,7 @@ def ablate(size: Size, data_dir: str) -> Iterator[Job]:
         "no residual loss": {"consistency": 0.0},
         "explicit to the end": {"explicit": preset.steps},
         "never explicit": {"explicit": 0},
-        "up to two evaluations before": {"ahead": 2},
         "random gated blocks at first": {"net": random_core},
-        "six steps": {"deq": deq.with_options(grad=[6])},
         "exact gradient": {"deq": deq.with_options(**implicit), "consistency": 0.0},
         "published start": {"net": replace(random_core, input_rms=0.0, gate_start=0.75)},
         "start at zeros": {"rival": FromZeros},
@@ -255,10 +267,6 @@ def ablate(size: Size, data_dir: str) -> Iterator[Job]:
     runs["explicit"] = replace(rival, optim=with_rate(rival.optim, best_rate("explicit", size)))
     for own, whose in ((runs["whole"], ""), (runs["explicit"], "explicit, ")):
         runs[f"{whose}Muon"] = replace(own, optim=with_rate(Muon(), own.optim.lr))
-        # Muon halves the rate of gated blocks (`core_factor`).
-        runs[f"{whose}Muon, twice the rate"] = replace(
-            own, optim=with_rate(Muon(), 2 * own.optim.lr)
-        )
     for name, changed in runs.items():
         run = f"{size.prefix}ablate-{name.replace(' ', '-').replace(',', '')}"
         yield Job(name, train_part, (run, changed, size.tuning_seconds))

@@ -36,8 +36,8 @@ class Size:
     """The size of the benchmark; the names of its files begin with `prefix`."""
 
     prefix: str = "reference-"
-    seconds: float = 1800.0
-    tuning_seconds: float = 300.0
+    seconds: float = 1200.0
+    tuning_seconds: float = 150.0
 
 
 SMALL = Size(prefix="small-reference-", seconds=3.0, tuning_seconds=1.5)
