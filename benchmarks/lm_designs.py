@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import exp
-from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
@@ -101,20 +100,16 @@ def tune(size: Size, data_dir: str) -> Iterator[Job]:
 
 
 def best_rate(name: str, size: Size) -> float:
-    """Return the rate with which a design had the lowest held-out loss."""
-    return best_of(results_file(NAME, size == SMALL), name, RATES)
-
-
-def best_of(file: Path, name: str, rates: Sequence[float]) -> float:
-    """Return the rate with the lowest held-out loss in the part `tune` of a file of results."""
+    """Return the rate with which a design had the lowest held-out loss in the part `tune`."""
+    file = results_file(NAME, size == SMALL)
     rows = read(file).get("tune", {}).get("rows", {})
-    losses = {rate: rows[f"{name} {rate:g}"]["held_out_loss"] for rate in rates
+    losses = {rate: rows[f"{name} {rate:g}"]["held_out_loss"] for rate in RATES
               if f"{name} {rate:g}" in rows}  # fmt: skip
-    if len(losses) < len(rates):
+    if len(losses) < len(RATES):
         raise SystemExit(f"{file.name} lacks learning rates: run its benchmark with --only tune")
     best = min(losses, key=lambda rate: losses[rate])
-    if best in (min(rates), max(rates)):
-        print(f"{name}: the best rate, {best:g}, is at the end of the range {rates}")
+    if best in (min(RATES), max(RATES)):
+        print(f"{name}: the best rate, {best:g}, is at the end of the range {RATES}")
     return best
 
 

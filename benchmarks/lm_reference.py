@@ -1,10 +1,10 @@
 """How far is `lm-reference` from an explicit transformer, and from programs that compress text?
 
 Both models have the same number of parameters, and train on the same text for the same processor
-time. The compressors read nothing first, or the first 90 % of Python's topics, or the training text
-of the models, from which copies of held-out passages are removed. `tune` chooses the learning rate
-of each model by short runs, `compare` trains, `compress` runs xz and bzip2. The unit is bits per
-byte of held-out text.
+time, with the learning rate of the preset: of three rates it was the best for both designs in
+`lm_designs`. The compressors read nothing first, or the first 90 % of Python's topics, or the
+training text of the models, from which copies of held-out passages are removed. `compare` trains,
+`compress` runs xz and bzip2. The unit is bits per byte of held-out text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from benchmarks.lm_contest import with_rate
-from benchmarks.lm_designs import RATES, best_of
 from benchmarks.lm_rivals import EXPLICIT, RivalTask
 from benchmarks.lm_training import evaluate, train, trained
 from benchmarks.rows import Job, Row, make_rows, results_file
@@ -37,10 +36,9 @@ class Size:
 
     prefix: str = "reference-"
     seconds: float = 1200.0
-    tuning_seconds: float = 150.0
 
 
-SMALL = Size(prefix="small-reference-", seconds=3.0, tuning_seconds=1.5)
+SMALL = Size(prefix="small-reference-", seconds=3.0)
 
 
 def main() -> None:
@@ -65,20 +63,10 @@ def models() -> dict[str, Preset]:
     }
 
 
-def tune(size: Size) -> Iterator[Job]:
-    """Yield a short run of each model with each learning rate."""
-    for name, preset in models().items():
-        for rate in RATES:
-            changed = replace(preset, optim=with_rate(preset.optim, rate))
-            run = f"{size.prefix}tune-{name}-{rate:g}"
-            yield Job(f"{name} {rate:g}", train, (run, changed, 0, size.tuning_seconds))
-
-
 def compare(size: Size) -> Iterator[Job]:
     """Yield a long run of each model."""
     for name, preset in models().items():
-        rate = best_of(results_file(NAME, size == SMALL), name, RATES)
-        changed = replace(preset, optim=with_rate(preset.optim, rate))
+        changed = replace(preset, optim=with_rate(preset.optim, preset.optim.lr))
         yield Job(name, train_and_score, (f"{size.prefix}{name}", changed, size))
 
 
@@ -128,7 +116,6 @@ def _bzip2(text: bytes) -> int:
 _COMPRESSORS: dict[str, Callable[[bytes], int]] = {"xz": _xz, "bzip2": _bzip2}
 
 PARTS: dict[str, Callable[[Size], Iterator[Job]]] = {
-    "tune": tune,
     "compare": compare,
     "compress": compress,
 }

@@ -204,11 +204,11 @@ def lm_reference() -> Preset:
     return Preset(
         task=LanguageTask(
             net=net, deq=ATTRACTOR, data="reference", pieces=1024, batch=8, length=128,
-            memory=128, eval_batch=1, explicit=12_600, consistency=CONSISTENCY,
+            memory=128, eval_batch=1, explicit=8_400, consistency=CONSISTENCY,
         ),
         optim=Adam(lr=2e-3, schedule=Trapezoid(cooldown=0.6, warmup=100)),
         clip=0.5,
-        steps=18_000,
+        steps=12_000,
         log_every=50,
         eval_every=1_000,
         save_every=500,
