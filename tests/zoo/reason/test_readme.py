@@ -35,14 +35,6 @@ def test_the_programs_run_from_top_to_bottom() -> None:
     assert program["out"].prediction.shape == (8, 16, 6)
 
 
-@pytest.mark.parametrize("command", [c.strip() for c in COMMANDS if " train " in c])
-def test_settings_of_the_training_commands_are_accepted(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = shlex.split(command.replace("DIR", str(FOLDER / "reason" / "sudoku-5")))
-    assert main(["info", *words[2:]]) == 0, capsys.readouterr().err
-
-
 @pytest.mark.parametrize("options", GRADIENTS)
 @pytest.mark.filterwarnings("ignore::torchdeq.solver.ConvergenceWarning")
 def test_options_of_the_equilibrium_train_with_their_gradient(options: str, tmp_path: Path) -> None:
