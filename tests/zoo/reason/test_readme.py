@@ -15,7 +15,6 @@ from deq_zoo.cli import main
 from deq_zoo.preset import find_preset
 from deq_zoo.reason.convert import to_authors
 from tests.code_blocks import code_blocks
-from tests.golden import FOLDER
 from tests.zoo.reason.inputs import PUZZLES
 
 README = Path(__file__).parents[3] / "deq_zoo" / "reason" / "README.md"
