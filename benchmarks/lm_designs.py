@@ -246,22 +246,25 @@ def ablate(size: Size, data_dir: str) -> Iterator[Job]:
     implicit = {"ift": True, "f_max_iter": 12, "grad": [1], "b_solver": "gmres", "b_tol": 1e-2}
     variants: dict[str, dict[str, Any]] = {
         "whole": {},
-        "one step": {"deq": deq.with_options(grad=[1]), "ahead": 2, "consistency": 0.0},
-        "no residual loss": {"consistency": 0.0},
         "explicit to the end": {"explicit": preset.steps},
         "never explicit": {"explicit": 0},
-        "random gated blocks at first": {"net": random_core},
+        "no residual loss": {"consistency": 0.0},
+        "one step": {"deq": deq.with_options(grad=[1]), "ahead": 2, "consistency": 0.0},
         "exact gradient": {"deq": deq.with_options(**implicit), "consistency": 0.0},
-        "published start": {"net": replace(random_core, input_rms=0.0, gate_start=0.75)},
+        "random gated blocks at first": {"net": random_core},
         "start at zeros": {"rival": FromZeros},
+        "published start": {"net": replace(random_core, input_rms=0.0, gate_start=0.75)},
         "compiled f": {"deq": deq.with_options(compile_f=True)},
     }
-    runs = {name: replace(preset, task=replace(task, **own)) for name, own in variants.items()}
-    runs["mixed precision"] = replace(preset, precision="bf16")
     rival = contestants(data_dir, 1, size.segments)["explicit"]
-    runs["explicit"] = replace(rival, optim=with_rate(rival.optim, best_rate("explicit", size)))
-    for own, whose in ((runs["whole"], ""), (runs["explicit"], "explicit, ")):
-        runs[f"{whose}Muon"] = replace(own, optim=with_rate(Muon(), own.optim.lr))
+    rival = replace(rival, optim=with_rate(rival.optim, best_rate("explicit", size)))
+    runs = {
+        "explicit": rival,
+        **{name: replace(preset, task=replace(task, **own)) for name, own in variants.items()},
+        "mixed precision": replace(preset, precision="bf16"),
+        "Muon": replace(preset, optim=with_rate(Muon(), preset.optim.lr)),
+        "explicit, Muon": replace(rival, optim=with_rate(Muon(), rival.optim.lr)),
+    }
     for name, changed in runs.items():
         run = f"{size.prefix}ablate-{name.replace(' ', '-').replace(',', '')}"
         yield Job(name, train_part, (run, changed, size.tuning_seconds))
