@@ -77,7 +77,10 @@ def widened(net: LMConfig) -> LMConfig:
 
 
 def with_rate(optim: Optim, rate: float) -> Optim:
-    """Return an optimiser with another learning rate; other rates of it keep their ratio."""
+    """Return an optimiser with another learning rate, and with the schedule of the contest.
+
+    Its other rates keep their ratio to this one.
+    """
     changes = {"lr": rate}
     if hasattr(optim, "matrix_lr"):
         changes["matrix_lr"] = optim.matrix_lr * rate / optim.lr

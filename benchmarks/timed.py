@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import resource
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -14,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from torch import nn
 from torch.optim import Optimizer
 
+from benchmarks.peak import forget_peak, resident_peak
 from deq_zoo.checkpoint import Checkpoint
 from deq_zoo.randomness import random_state, restore_random_state
 
@@ -54,7 +54,7 @@ class TimedTraining(ABC, Generic[M]):
         self.counts: Counter[str] = Counter()
         self._times: list[float] = []
         self._peak: float | None = None
-        self._before = _peak_mb()
+        self._before = forget_peak()
         if file.exists():
             self._resume()
 
@@ -93,7 +93,7 @@ class TimedTraining(ABC, Generic[M]):
         for _ in range(updates):
             self.carry = self.update(1.0)
             self.step += 1
-        return _peak_mb() - self._before
+        return self._peak_mb()
 
     def figures(self) -> dict[str, Any]:
         """Return the time of an update, the peak memory and the learning curve."""
@@ -106,7 +106,7 @@ class TimedTraining(ABC, Generic[M]):
 
     def _add_point(self) -> None:
         if self._peak is None:
-            self._peak = _peak_mb() - self._before
+            self._peak = self._peak_mb()
         spent = {"seconds": round(self.spent, 1), "updates": self.step}
         self.curve.append(spent | self.look())
 
@@ -134,7 +134,6 @@ class TimedTraining(ABC, Generic[M]):
         self._times, self._peak = notes["times"], notes["peak"]
         self.counts.update(notes["counts"])
 
-
-def _peak_mb() -> float:
-    """Return the peak memory of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    def _peak_mb(self) -> float:
+        """Return the peak memory since this object was made, beyond that in use then."""
+        return (resident_peak() - self._before) / 2**20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 def check_at_least(least: float, *, finite: bool = False, **values: float) -> None:
@@ -23,3 +24,12 @@ def check_fields(options: object, least: float, *names: str, finite: bool = Fals
     """Apply `check_at_least` to attributes of a configuration, given by their names."""
     values = {name: getattr(options, name) for name in names}
     check_at_least(least, finite=finite, **values)
+
+
+def check_choices(options: Any) -> None:
+    """Raise `ValueError` for a field of a configuration whose type is a `Literal` it is not in."""
+    for name, hint in get_type_hints(type(options)).items():
+        value = getattr(options, name, None)
+        if get_origin(hint) is Literal and value not in get_args(hint):
+            choices = ", ".join(map(repr, get_args(hint)))
+            raise ValueError(f"{name} must be one of {choices}, got {value!r}")

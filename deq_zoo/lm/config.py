@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from deq_zoo.checks import check_fields
+from deq_zoo.checks import check_choices, check_fields
 
 _PUBLISHED_ONLY = ("min_evaluations", "adjoint_clip")
 _ATTRACTOR_ONLY = (
@@ -93,8 +93,11 @@ class LMConfig:
     adjoint_clip: float = 0.0
 
     def __post_init__(self) -> None:
+        check_choices(self)
         check_fields(self, 1, "tokens", "width", "heads", "inner", "blocks", "shrink")
-        check_fields(self, 0, "embed", "window", "backbone", "input_rms", "adjoint_clip")
+        check_fields(self, 0, "embed", "window", "backbone")
+        check_fields(self, 0, "input_rms", "adjoint_clip", "gate_max", finite=True)
+        check_fields(self, 0, "rotary_base", "leak", finite=True)
         self._check_used()
         if self.design == "attractor":
             self._check_attractor()

@@ -45,7 +45,8 @@ def read_text(path: str | Path | None) -> str:
     if path is None:
         raise DataError("name the text to learn from by --set task.file=FILE")
     try:
-        return Path(path).read_text(encoding="utf-8")
+        with Path(path).open(encoding="utf-8", newline="") as file:  # bytes as they are
+            return file.read()
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path} is not UTF-8: {error.reason} at byte {error.start}; convert it, e.g. with "
@@ -140,7 +141,7 @@ class Segment(NamedTuple):
     Args:
         ids: (S, L) tokens.
         target: (S, L) the tokens after them.
-        first: whether the segment is the beginning of the text, without memory.
+        first: whether the segment is read without memory, as the beginning of a text.
         jac_weight: weight of the Jacobian's regularisation at this step.
         ahead: evaluations of f before those with a gradient; None leaves them to the DEQ.
         explicit: take one evaluation of f in place of a solve.

@@ -51,7 +51,7 @@ class Incremental(Decoder):
         self._ids: Tensor | None = None  # (B, n) the text in the cache
         self._states: Tensor | None = None  # (B, n, D) the equilibria of these tokens
 
-    def select(self, rows: Tensor) -> None:
+    def _select(self, rows: Tensor) -> None:
         self._past = [(k[rows], v[rows]) for k, v in self._past]
         self._ids = None if self._ids is None else self._ids[rows]
         self._states = None if self._states is None else self._states[rows]
@@ -148,7 +148,7 @@ class Chunked(Decoder):
         self._memory = past.followed_by(self._out, self.span)
         self._segment = self._out = None
 
-    def select(self, rows: Tensor) -> None:
+    def _select(self, rows: Tensor) -> None:
         self._segment = None if self._segment is None else self._segment[rows]
         if self._memory is not None:
             self._memory = Memory(*(t[rows] for t in self._memory))

@@ -35,6 +35,7 @@ class Decoder(ABC):
         self.model, self.span, self.length = model, span, length
         self.stats: SolverStat | None = None
         self._filled = 0  # tokens of the current segment
+        self._texts: int | None = None  # of the batch, once it has tokens
 
     @property
     def device(self) -> torch.device:
@@ -49,6 +50,7 @@ class Decoder(ABC):
     @torch.no_grad()
     def advance(self, ids: Tensor) -> Tensor:
         """Add tokens (B, n) to the text; return their states (B, n, D)."""
+        self._check_batch(ids)
         states = []
         while ids.shape[1]:
             room = self.length - self._filled
@@ -56,6 +58,20 @@ class Decoder(ABC):
             states.append(self._read(piece))
             self._fill(piece.shape[1])
         return torch.cat(states, dim=1)
+
+    def _check_batch(self, ids: Tensor) -> None:
+        """Raise `ValueError` unless tokens are the next ones of every text."""
+        if ids.dim() != 2 or not ids.numel():
+            raise ValueError(
+                "a decoder reads ids of shape (texts, tokens), a token of each text at least, got "
+                f"shape {tuple(ids.shape)}"
+            )
+        if self._texts not in (None, len(ids)):
+            raise ValueError(
+                f"this decoder holds {self._texts} texts, and the tokens are of {len(ids)}: feed "
+                "the next tokens of each text, or make a new decoder"
+            )
+        self._texts = len(ids)
 
     def _fill(self, count: int) -> None:
         """Count new tokens of the current segment, and end a segment that is full."""
@@ -72,9 +88,14 @@ class Decoder(ABC):
     def _end_segment(self) -> None:
         """Forget all tokens but the last `span` ones."""
 
-    @abstractmethod
     def select(self, rows: Tensor) -> None:
         """Go on with some texts of the batch, in the order of `rows`; one may be there twice."""
+        self._texts = len(rows)
+        self._select(rows)
+
+    @abstractmethod
+    def _select(self, rows: Tensor) -> None:
+        """Keep these rows of the cache."""
 
 
 def last_tokens(x: Tensor, count: int, dim: int = 1) -> Tensor:

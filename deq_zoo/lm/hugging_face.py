@@ -35,7 +35,7 @@ except ImportError as error:
 from deq_zoo.errors import ZooError
 from deq_zoo.lm.build import build_model
 from deq_zoo.lm.config import LMConfig
-from deq_zoo.lm.hugging_face_cache import EquilibriumCache, check_no_holes
+from deq_zoo.lm.hugging_face_cache import EquilibriumCache, check_no_holes, padding_before
 from deq_zoo.lm.hugging_face_tokens import OnlyTokens, SilentLexicon, as_fast_tokenizer
 from deq_zoo.lm.language_model import LanguageModel
 from deq_zoo.lm.memory import Memory
@@ -152,7 +152,7 @@ class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         past_key_values: EquilibriumCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
         return_dict: bool | None = None,
         **others: Any,
@@ -166,7 +166,8 @@ class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
             past_key_values: the cache of the tokens before.
             labels: (B, L) tokens, as `input_ids`; -100 is not scored.
             use_cache: return a cache with these tokens, too.
-            logits_to_keep: return the logits of the last so many positions; 0 of all.
+            logits_to_keep: return the logits of the last so many positions; 0 of all. A tensor has
+                the positions themselves.
             num_items_in_batch: the number by which the sum of losses is divided; by default the
                 number of scored labels.
             return_dict: False returns a tuple.
@@ -174,6 +175,7 @@ class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
                 other argument of transformers that is set is an error.
         """
         _check_arguments(others)
+        _check_texts(input_ids, attention_mask, past_key_values, labels)
         # Padding has an id beyond the vocabulary, and no effect: any token can be in its place.
         input_ids = input_ids.masked_fill(input_ids == self.config.vocab_size, 0)
         cached = past_key_values is not None or bool(use_cache and not self.training)
@@ -185,8 +187,14 @@ class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
             z = past_key_values.advance(input_ids, attention_mask)
         else:
             z = self._read_padded(input_ids, attention_mask)
-        loss = None if labels is None else self._loss(z, labels, num_items_in_batch)
-        logits = self.model.log_prob(z[:, -logits_to_keep:] if logits_to_keep else z)
+        loss = None
+        if labels is not None:
+            loss = self._loss(z, labels, attention_mask, num_items_in_batch)
+        if isinstance(logits_to_keep, Tensor):
+            z = z[:, logits_to_keep]
+        elif logits_to_keep:
+            z = z[:, -logits_to_keep:]
+        logits = self.model.log_prob(z)
         out = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
         use_tuple = not (self.config.return_dict if return_dict is None else return_dict)
         return out.to_tuple() if use_tuple else out
@@ -200,7 +208,7 @@ class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
             check_no_holes(mask)
         if mask is None or bool((mask[:, 0] != 0).all()):
             return self._read(ids)
-        shift = mask.long().argmax(1, keepdim=True)  # padding before each text
+        shift = padding_before(mask)[:, None]
         order = torch.arange(ids.shape[1], device=ids.device)
         z = self._read(ids.gather(1, (order + shift) % ids.shape[1]))
         back = (order - shift) % ids.shape[1]
@@ -217,10 +225,14 @@ class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
             states.append(out.z)
         return torch.cat(states, dim=1)
 
-    def _loss(self, z: Tensor, labels: Tensor, count: Tensor | int | None) -> Tensor:
-        """Return the mean negative log-likelihood of the labels after the first position."""
+    def _loss(
+        self, z: Tensor, labels: Tensor, mask: Tensor | None, count: Tensor | int | None
+    ) -> Tensor:
+        """Return the mean negative log-likelihood of the labels after the first token of a text."""
         target = labels[:, 1:]
         scored = target != -100
+        if mask is not None:
+            scored = scored & (mask[:, 1:] != 0) & (mask[:, :-1] != 0)  # padding predicts nothing
         nll = self.model.nll(z[:, :-1], torch.where(scored, target, 0))
         return torch.where(scored, nll, 0.0).sum() / (scored.sum() if count is None else count)
 
@@ -265,6 +277,31 @@ class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False  # `forward` makes an `EquilibriumCache`
+
+
+def _check_texts(
+    ids: Tensor, mask: Tensor | None, past: EquilibriumCache | None, labels: Tensor | None
+) -> None:
+    """Raise `ValueError` for shapes that are not those of texts, their mask and their labels."""
+    if ids.dim() != 2 or not ids.numel():
+        raise ValueError(
+            f"input_ids must have the shape (texts, tokens) and a token at least, got shape "
+            f"{tuple(ids.shape)}"
+        )
+    seen = 0 if past is None else past.get_seq_length()
+    expected = (ids.shape[0], seen + ids.shape[1])
+    if mask is not None and tuple(mask.shape) != expected:
+        raise ValueError(
+            f"attention_mask must have the shape {expected}, of the texts with the {seen} tokens "
+            f"in the cache, got {tuple(mask.shape)}"
+        )
+    if mask is not None and not bool((mask != 0).any(dim=1).all()):
+        raise ValueError("attention_mask has only 0 for a text: a text needs a token")
+    if labels is not None and labels.shape != ids.shape:
+        raise ValueError(
+            f"labels must have the shape of input_ids, {tuple(ids.shape)}, got "
+            f"{tuple(labels.shape)}"
+        )
 
 
 def _check_arguments(others: dict[str, Any]) -> None:

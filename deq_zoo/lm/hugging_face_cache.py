@@ -38,11 +38,19 @@ class EquilibriumCache(Cache):  # type: ignore[misc]
             mask: (B, positions so far and n), 0 for padding before a text; None without any.
         """
         first = not self._groups
+        texts = sum(len(rows) for rows, _ in self._groups)
+        if not first and len(ids) != texts:
+            raise ValueError(
+                f"the cache holds {texts} texts, and input_ids has {len(ids)}: pass the next "
+                "tokens of these texts, or begin a new cache"
+            )
         if mask is not None:
             check_no_holes(mask)
             _check_no_padding(mask[:, -1:] if first else mask[:, -ids.shape[1] :])
-        padding = self._padding(ids, mask) if first else torch.zeros_like(ids[:, 0])
+        padding = torch.zeros_like(ids[:, 0])
         if first:
+            if mask is not None:
+                padding = padding_before(mask)
             for amount in padding.unique().tolist():
                 rows = (padding == amount).nonzero().flatten()
                 self._groups.append((rows, self._new_decoder()))
@@ -60,10 +68,6 @@ class EquilibriumCache(Cache):  # type: ignore[misc]
     def _new_decoder(self) -> Decoder:
         facts = self.model.facts
         return make_decoder(self.model, facts["memory"], facts["length"])
-
-    def _padding(self, ids: Tensor, mask: Tensor | None) -> Tensor:
-        """Return (B,) how many positions of padding come before each text."""
-        return torch.zeros_like(ids[:, 0]) if mask is None else (mask != 0).long().argmax(1)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of positions, padding included."""
@@ -100,6 +104,11 @@ class EquilibriumCache(Cache):  # type: ignore[misc]
     def update(self, *args: Any, **kwargs: Any) -> Any:
         """Raise `NotImplementedError`: the model itself fills the cache."""
         raise NotImplementedError("an EquilibriumCache is filled by its model, through advance")
+
+
+def padding_before(mask: Tensor) -> Tensor:
+    """Return (B,) how many positions of padding come before each text of a mask (B, L)."""
+    return (mask != 0).long().argmax(1)
 
 
 def check_no_holes(mask: Tensor) -> None:

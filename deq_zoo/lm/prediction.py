@@ -78,7 +78,7 @@ def as_ids(x: TextLike, lexicon: Lexicon, tokens: int) -> tuple[Tensor, int]:
             unknown, x = tokenizer.count_unknown(x), tokenizer.with_unknown(x)
         ids = tokenizer.encode(x)
     else:
-        ids = _check_ids(x, tokens)
+        ids = check_ids(x, tokens)
     if len(ids) < 2:
         raise DataError(
             f"{source} has {len(ids)} tokens: the first token is not predicted, so a perplexity "
@@ -107,9 +107,9 @@ def segment_sizes(facts: Mapping[str, Any], length: int | None, memory: int | No
     return SegmentSizes(length, memory)
 
 
-def _check_ids(x: Any, tokens: int) -> Tensor:
+def check_ids(x: Any, tokens: int) -> Tensor:
     """Return token ids as a tensor (N,), or raise an error if they are none."""
-    if not isinstance(x, (Sequence, Tensor)):
+    if not isinstance(x, (Sequence, Tensor)) or isinstance(x, (str, bytes)):
         raise TypeError(f"a text is a str, a path or token ids, got {type(x).__name__}")
     ids = torch.as_tensor(x).detach().cpu()
     whole = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)

@@ -204,7 +204,7 @@ def lm_reference() -> Preset:
     return Preset(
         task=LanguageTask(
             net=net, deq=ATTRACTOR, data="reference", pieces=1024, batch=8, length=128,
-            memory=128, eval_batch=1, explicit=8_400, consistency=CONSISTENCY,
+            memory=128, forget=0.1, eval_batch=1, explicit=8_400, consistency=CONSISTENCY,
         ),
         optim=Adam(lr=2e-3, schedule=Trapezoid(cooldown=0.6, warmup=100)),
         clip=0.5,

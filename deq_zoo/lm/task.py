@@ -74,6 +74,8 @@ class LanguageTask(Task):
         batch: streams of training.
         length: tokens of a segment.
         memory: tokens that the model remembers in training; 0 for none.
+        forget: the share of batches in training before which the model forgets, so that it learns
+            how a text begins.
         eval_batch: streams of evaluation.
         eval_memory: tokens that the model remembers in evaluation; 0 means `memory`.
         eval_limit: segments of an evaluation; 0 means all.
@@ -101,6 +103,7 @@ class LanguageTask(Task):
     batch: int = 16
     length: int = 64
     memory: int = 64
+    forget: float = 0.0
     eval_batch: int = 16
     eval_memory: int = 0
     eval_limit: int = 0
@@ -114,6 +117,8 @@ class LanguageTask(Task):
         check_fields(self, 1, "batch", "length", "eval_batch")
         counts = ("pieces", "memory", "eval_memory", "eval_limit", "ahead", "ramp", "explicit")
         check_fields(self, 0, "consistency", *counts)
+        if not 0 <= self.forget <= 1:
+            raise ValueError(f"forget is a share of batches, from 0 to 1, got {self.forget}")
 
     @property
     def uses(self) -> frozenset[str]:
@@ -214,12 +219,18 @@ class LanguageTask(Task):
         weight = self._jac_weight(step)
         if weight and float(torch.rand((), generator=rng)) >= self.deq.jac_loss_freq:
             weight = 0.0
+        first = k == 0 or self._forgets(step, seed)
         if explicit:
-            return Segment(ids, target, k == 0, 0.0, None, explicit=True)
+            return Segment(ids, target, first, 0.0, None, explicit=True)
         solved = max(0, step - self.explicit)
         most = min(self.ahead, solved * (self.ahead + 1) // self.ramp) if self.ramp else self.ahead
         ahead = int(torch.randint(most + 1, (), generator=rng)) if self.ahead else None
-        return Segment(ids, target, k == 0, weight, ahead, explicit=False)
+        return Segment(ids, target, first, weight, ahead, explicit=False)
+
+    def _forgets(self, step: int, seed: int) -> bool:
+        if not self.forget:
+            return False
+        return float(torch.rand((), generator=generator("forget", seed, step))) < self.forget
 
     def _jac_weight(self, step: int) -> float:
         deq = self.deq

@@ -35,6 +35,10 @@ class Tokenizer(ABC):
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids."""
 
+    def beginning_with(self, token: int) -> list[int]:
+        """Return the tokens whose text begins with that of a token, itself among them."""
+        return [token]
+
     @abstractmethod
     def to_bytes(self) -> bytes:
         """Return the tokenizer as bytes, for `from_bytes`."""
@@ -123,7 +127,7 @@ class Bytes(Tokenizer):
     size = 256
 
     def encode(self, text: str) -> Tensor:
-        return torch.tensor(list(text.encode()), dtype=torch.long)
+        return torch.tensor(list(as_utf8(text)), dtype=torch.long)
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode(errors="replace")
@@ -169,6 +173,7 @@ class Pieces(Tokenizer):
         return cls(coder)
 
     def encode(self, text: str) -> Tensor:
+        as_utf8(text)
         # Line by line: how a line is cut must not depend on the lines after it.
         parts = self._coder.encode_batch(text.splitlines(keepends=True))
         return torch.tensor([k for part in parts for k in part.ids], dtype=torch.long)
@@ -176,12 +181,28 @@ class Pieces(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._coder.decode(list(ids)))
 
+    def beginning_with(self, token: int) -> list[int]:
+        beginning = self._coder.id_to_token(token)
+        pieces = self._coder.get_vocab()
+        return sorted(k for piece, k in pieces.items() if piece.startswith(beginning))
+
     def to_bytes(self) -> bytes:
         return str(self._coder.to_str()).encode()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Pieces:
         return cls(_tokenizers().Tokenizer.from_str(content.decode()))
+
+
+def as_utf8(text: str) -> bytes:
+    """Return a text as bytes; raise `DataError` if it has halves of characters."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"the text has {text[error.start]!r} at position {error.start}, which is no character: "
+            "it was not UTF-8 where it came from"
+        ) from None
 
 
 def _tokenizers() -> Any:

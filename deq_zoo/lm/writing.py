@@ -49,8 +49,9 @@ def choose(log_prob: Tensor, options: Sampling, rng: torch.Generator) -> Tensor:
     if not options.temperature:
         return log_prob.argmax(1, keepdim=True)
     ranked, ids = log_prob.float().cpu().sort(dim=1, descending=True)
-    # Relative to the likeliest, whose 0 stays 0 at any temperature.
-    p = ((ranked - ranked[:, :1]) / options.temperature).softmax(1)
+    # Relative to the likeliest, whose 0 stays 0 at any temperature; in single precision a very
+    # small one would be 0.
+    p = ((ranked - ranked[:, :1]) / max(options.temperature, 1e-30)).softmax(1)
     if options.top_p < 1:  # at 1 every token must stay, and the sum below may round to above 1
         before = p.cumsum(1) - p  # probability of the tokens ranked higher
         p = torch.where(before < options.top_p, p, 0.0)
@@ -60,7 +61,10 @@ def choose(log_prob: Tensor, options: Sampling, rng: torch.Generator) -> Tensor:
 
 
 class Writing:
-    """A text that a model writes while the caller iterates over its lines.
+    """A text that a model writes while the caller iterates over its lines, once.
+
+    A prompt may end within a word, where training texts are cut otherwise. So the last piece of a
+    prompt is chosen again, among the pieces that begin with it.
 
     Args:
         decoder: at the beginning of a text.
@@ -74,6 +78,7 @@ class Writing:
         if isinstance(tokenizer, Words):
             prompt = tokenizer.with_unknown(prompt)
         self._ids = tokenizer.encode(prompt).tolist() or tokenizer.encode("\n").tolist()
+        self._begun = False
 
     @property
     def text(self) -> str:
@@ -82,12 +87,14 @@ class Writing:
 
     def __iter__(self) -> Iterator[str]:
         """Yield the text, line by line as it grows."""
+        if self._begun:
+            raise RuntimeError("this text is written: make a new Writing, with a new decoder")
+        self._begun = True
         rng = torch.Generator().manual_seed(self.options.seed)
-        new = torch.tensor([self._ids], device=self.decoder.device)
+        new = self._complete_last_piece(rng) if self.options.tokens else None
         printed = 0
         for _ in range(self.options.tokens):
-            # A model may have room for more tokens than its tokenizer has.
-            log_prob = self.decoder.feed(new)[:, : self.tokenizer.size]
+            log_prob = self._feed(new)
             new = choose(log_prob, self.options, rng)
             self._ids.append(int(new))
             for line in _complete_lines(self.text[printed:], self.options.columns):
@@ -96,6 +103,24 @@ class Writing:
         rest = self.text[printed:]
         if rest.strip():
             yield rest
+
+    def _feed(self, new: Tensor) -> Tensor:
+        """Read tokens (1, n); return log-probabilities (1, V) of the next one."""
+        # A model may have room for more tokens than its tokenizer has.
+        return self.decoder.feed(new)[:, : self.tokenizer.size]
+
+    def _complete_last_piece(self, rng: torch.Generator) -> Tensor:
+        """Choose the last piece of the prompt again; return the tokens to read next, (1, n)."""
+        ids = torch.tensor([self._ids], device=self.decoder.device)
+        longer = self.tokenizer.beginning_with(self._ids[-1])
+        if len(longer) < 2 or ids.shape[1] < 2:
+            return ids
+        log_prob = self._feed(ids[:, :-1])
+        allowed = torch.full_like(log_prob, -torch.inf)
+        allowed[:, longer] = log_prob[:, longer]
+        last = choose(allowed, self.options, rng)
+        self._ids[-1] = int(last)
+        return last
 
 
 def _complete_lines(text: str, columns: int) -> Iterator[str]:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import time
-from contextlib import suppress
-from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
@@ -16,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.gauge import held_bytes
+from benchmarks.peak import forget_peak, resident_peak
 from deq_zoo.preset import Preset, find_preset
 from deq_zoo.task import WHOLE
 
@@ -70,22 +68,6 @@ def measure(name: str, way: str) -> Cost:
 def loss_at(preset: Preset, model: nn.Module, step: int) -> Tensor:
     """Return the loss of a training step, with its graph."""
     return preset.task.loss(model, preset.task.train_batch(step, preset.seed, WHOLE), None).value
-
-
-def forget_peak() -> int:
-    """Reset the peak of this process, if Linux allows it; return the bytes in use."""
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-    return resident_peak()
-
-
-def resident_peak() -> int:
-    """Return the peak of the memory that this process has used, in bytes."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
-    except OSError:  # not Linux: the peak since the process began
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 if __name__ == "__main__":

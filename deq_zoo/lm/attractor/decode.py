@@ -102,7 +102,7 @@ class AttractorDecoder(Decoder):
         self._cache, self._position = KeyCache(), 0
         self._shift: Tensor | None = None  # (B, 1, D) of the last token, if solves start there
 
-    def select(self, rows: Tensor) -> None:
+    def _select(self, rows: Tensor) -> None:
         self._cache.select(rows)
         self._shift = None if self._shift is None else self._shift[rows]
 

@@ -95,4 +95,5 @@ def get_deq_in_order(options: DEQConfig) -> DEQBase:
     if options.core not in cores:
         raise ValueError(f"an attractor has the cores {' and '.join(cores)}, got {options.core!r}")
     deq: DEQBase = cores[options.core](options, coupled=options.get("coupled", "adjoint"))
+    deq.make_solver({"length": 2})  # raises an error now if the solver has no order
     return deq

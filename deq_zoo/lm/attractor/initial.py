@@ -20,7 +20,8 @@ def weight_size(width: int) -> float:
 def fill_orthogonal(weight: Tensor, size: float) -> None:
     """Fill a matrix with orthonormal rows or columns times a factor: entries of one mean square."""
     rows, columns = weight.shape
-    normal = torch.empty(max(rows, columns), min(rows, columns))
+    dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)  # QR needs it
+    normal = torch.empty(max(rows, columns), min(rows, columns), dtype=dtype)
     nn.init.trunc_normal_(normal, std=1.0, a=-2.0, b=2.0)
     q, r = torch.linalg.qr(normal)
     q = q * torch.where(r.diagonal() < 0, -1.0, 1.0)

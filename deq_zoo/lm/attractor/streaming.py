@@ -15,6 +15,7 @@ from deq_zoo.checks import check_at_least
 from deq_zoo.lm.attractor.decode import AttractorDecoder, Proposal
 from deq_zoo.lm.attractor.layers import Surroundings
 from deq_zoo.lm.attractor.model import Attractor
+from deq_zoo.lm.prediction import check_ids
 from torchdeq.stream import Request, Stream
 
 
@@ -51,7 +52,7 @@ def most_likely(log_prob: Tensor) -> int:
 @torch.no_grad()
 def write_many(
     model: Attractor,
-    prompts: Sequence[Tensor],
+    prompts: Sequence[Tensor | Sequence[int]],
     tokens: int,
     *,
     span: int,
@@ -66,7 +67,7 @@ def write_many(
 
     Args:
         model: in evaluation mode.
-        prompts: (N,) tokens each, of any lengths.
+        prompts: (N,) tokens each, of any lengths, as tensors or lists.
         tokens: how many to add to each.
         span: how many tokens before a segment a text remembers.
         length: tokens of a segment; as many as `span` by default.
@@ -74,6 +75,11 @@ def write_many(
         choose: returns the next token for log-probabilities (V,).
     """
     check_at_least(1, tokens=tokens, slots=slots)
+    if not isinstance(model, Attractor) or model.published is not None:
+        raise TypeError(
+            "write_many needs an attractor with mixing='positions', whose tokens are solved one by "
+            f"one, got {type(model).__name__}: write texts of other models by make_decoder"
+        )
     decoders = [AttractorDecoder(model, span, length) for _ in prompts]
     waiting = deque(
         _begin(k, prompt, decoder, choose)
@@ -105,15 +111,17 @@ def write_many(
 
 
 def _begin(
-    index: int, prompt: Tensor, decoder: AttractorDecoder, choose: Callable[[Tensor], int]
+    index: int,
+    prompt: Tensor | Sequence[int],
+    decoder: AttractorDecoder,
+    choose: Callable[[Tensor], int],
 ) -> _Text:
     """Return a text after its prompt, with its first new token."""
-    if prompt.dim() != 1 or not len(prompt):
-        raise ValueError(
-            f"a prompt is at least one token, of shape (tokens,), got {tuple(prompt.shape)}"
-        )
-    text = _Text(index, prompt.tolist(), decoder)
-    _add_token(text, decoder.feed(prompt[None].to(decoder.device))[0], choose)
+    ids = check_ids(prompt, decoder.model.config.tokens)
+    if not len(ids):
+        raise ValueError(f"a prompt is at least one token, and prompt {index} has none")
+    text = _Text(index, ids.tolist(), decoder)
+    _add_token(text, decoder.feed(ids[None].to(decoder.device))[0], choose)
     return text
 
 

@@ -29,7 +29,12 @@ class TiedVocabulary(nn.Module):
     def embed(self, ids: Tensor) -> Tensor:
         """Return the vectors (B, L, D) of ids (B, L)."""
         _check(ids)
-        e = F.embedding(ids, self.weight)
+        try:
+            e = F.embedding(ids, self.weight)
+        except IndexError:
+            raise ValueError(
+                f"tokens must lie in [0, {self.tokens}), got {int(ids.min())} to {int(ids.max())}"
+            ) from None
         return e if self.scale == 1 else e * self.scale
 
     def nll(self, h: Tensor, target: Tensor) -> Tensor:

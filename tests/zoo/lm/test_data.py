@@ -74,6 +74,12 @@ def test_a_text_that_is_not_utf8_is_an_error_and_not_repaired(tmp_path: Path) ->
         read_text(tmp_path / "a.txt")
 
 
+def test_the_ends_of_lines_are_those_of_the_file(tmp_path: Path) -> None:
+    content = b"one\r\ntwo\nthree\r"
+    (tmp_path / "a.txt").write_bytes(content)
+    assert read_text(tmp_path / "a.txt").encode() == content
+
+
 def test_pieces_are_the_bytes_at_least() -> None:
     assert Pieces.of(TEXT, 256).size == 256
     with pytest.raises(DataError, match="pieces=100 is too few"):

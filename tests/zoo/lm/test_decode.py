@@ -175,3 +175,18 @@ def test_models_and_sizes_that_cannot_decode_are_errors() -> None:
         Chunked(make_model("redesigned"), 4, 0)
     with pytest.raises(ZooError, match="came without their vocabulary"):
         make_model("convergent").lexicon.require()
+
+
+@pytest.mark.parametrize("design", [*DESIGNS, "attractor"])
+def test_tokens_that_are_not_the_next_ones_are_errors(design: str) -> None:
+    model: Any = attractors.make_model() if design == "attractor" else make_model(design)
+    decoder = make_decoder(model, 8, 8)
+    with pytest.raises(ValueError, match="shape"):
+        decoder.feed(torch.tensor([1, 2]))
+    with pytest.raises(ValueError, match="a token of each text"):
+        decoder.feed(torch.zeros(2, 0, dtype=torch.long))
+    decoder.feed(torch.tensor([[1, 2], [3, 4]]))
+    with pytest.raises(ValueError, match="holds 2 texts, and the tokens are of 1"):
+        decoder.feed(torch.tensor([[1]]))
+    decoder.select(torch.tensor([1]))
+    decoder.feed(torch.tensor([[1]]))

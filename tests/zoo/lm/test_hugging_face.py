@@ -269,3 +269,48 @@ def test_what_has_no_place_is_an_error() -> None:
     model.lexicon.tokenizer = None
     with pytest.raises(ZooError, match="came without their vocabulary"):
         save_folder(model, "nowhere")
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_loss_of_padded_texts_is_that_of_the_texts(side: str) -> None:
+    model = DEQForCausalLM.from_zoo(make("attractor"))
+    ids = draw(2, 8)
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0
+    if side == "right":
+        mask = mask.flip(1)
+    whole = [row[kept.bool()][None] for row, kept in zip(ids, mask, strict=True)]
+    sums = [model(row, labels=row, num_items_in_batch=1).loss for row in whole]
+    expected = sum(sums) / sum(row.shape[1] - 1 for row in whole)
+    for ones in (mask, 3 * mask, mask.bool(), mask.double() / 2):
+        labels = ids.masked_fill(mask == 0, -100)
+        assert_close(model(ids, attention_mask=ones, labels=labels).loss, expected)
+        assert_close(model(ids, attention_mask=ones, labels=ids).loss, expected)
+
+
+def test_texts_that_do_not_fit_are_errors() -> None:
+    model = DEQForCausalLM.from_zoo(make("attractor"))
+    ids = draw(2, 5)
+    cache = model(ids, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="holds 2 texts, and input_ids has 1"):
+        model(ids[:1, :1], past_key_values=cache)
+    with pytest.raises(ValueError, match=r"attention_mask must have the shape \(2, 6\)"):
+        model(ids[:, :1], past_key_values=cache, attention_mask=torch.ones(2, 1))
+    with pytest.raises(ValueError, match=r"attention_mask must have the shape \(2, 5\)"):
+        model(ids, attention_mask=torch.ones(2, 4))
+    with pytest.raises(ValueError, match="a text needs a token"):
+        model(ids, attention_mask=torch.zeros(2, 5))
+    with pytest.raises(ValueError, match="labels must have the shape"):
+        model(ids, labels=ids[:, 1:])
+    with pytest.raises(ValueError, match="input_ids must have the shape"):
+        model(ids[:, :0])
+    with pytest.raises(ValueError, match=r"lie in \[0, 256\), got 0 to 900"):
+        model(torch.tensor([[0, 900]]))
+
+
+def test_logits_of_chosen_positions() -> None:
+    model = DEQForCausalLM.from_zoo(make("attractor"))
+    ids = draw()
+    every = model(ids).logits
+    assert_close(model(ids, logits_to_keep=torch.tensor([1, 4])).logits, every[:, [1, 4]])
+    assert_close(model(ids, logits_to_keep=2).logits, every[:, -2:])

@@ -84,6 +84,7 @@ def test_inputs_that_are_no_text_are_errors(tmp_path: Path) -> None:
     model = make_model("convergent")
     cases: list[tuple[Any, type[Exception], str]] = [
         (3.5, TypeError, "a text is a str, a path or token ids, got float"),
+        (b"a b", TypeError, "a text is a str, a path or token ids, got bytes"),
         ([0.5, 1.0], ValueError, "whole numbers"),
         (torch.zeros(2, 3, dtype=torch.long), ValueError, r"shape \(tokens,\), got torch.int64"),
         ([1, 11], ValueError, r"must lie in \[0, 11\), got 1 to 11"),

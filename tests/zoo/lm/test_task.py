@@ -113,6 +113,19 @@ def test_batches_depend_on_their_step_alone_and_memory_starts_with_a_text() -> N
     assert task.batch_size(a) == 64
 
 
+def test_a_share_of_batches_begins_without_memory() -> None:
+    task = make_task(forget=0.25)
+    steps = range(1, len(task._train_streams))
+    first = [task.train_batch(step, 0).first for step in steps]
+    assert first == [task.train_batch(step, 0).first for step in steps]
+    assert first != [task.train_batch(step, 1).first for step in steps]
+    many = [task._forgets(step, 0) for step in range(2000)]
+    assert 0.2 < sum(many) / len(many) < 0.3
+    assert not any(make_task().train_batch(step, 0).first for step in steps)
+    with pytest.raises(ValueError, match="a share of batches, from 0 to 1"):
+        make_task(forget=1.5)
+
+
 def test_memory_is_carried_without_a_graph_and_left_at_a_new_text() -> None:
     task = make_task()
     model = task.build()

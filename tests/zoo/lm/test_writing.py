@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from deq_zoo.lm.tokens import Bytes, Words
+from deq_zoo.errors import DataError
+from deq_zoo.lm.tokens import Bytes, Pieces, Tokenizer, Words
 from deq_zoo.lm.writing import Sampling, Writing, choose
 
 
@@ -113,3 +114,53 @@ def test_options_out_of_range_are_errors() -> None:
             Sampling(**wrong)
     with pytest.raises(ValueError, match="top_p must lie"):
         Sampling(top_p=0.0)
+
+
+class Recorded:
+    """A decoder that keeps what it reads, and finds every token equally likely."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.read: list[int] = []
+
+    def feed(self, ids: torch.Tensor) -> torch.Tensor:
+        self.read += ids[0].tolist()
+        return torch.zeros(len(ids), self.size).log_softmax(1)
+
+
+def test_the_last_piece_of_a_prompt_is_completed() -> None:
+    tokenizer = Pieces.of("the tree then they thesis the then " * 40, 280)
+    for prompt in ("tree the", "the t", "the "):
+        decoder = Recorded(tokenizer.size)
+        writing = Writing(decoder, tokenizer, Sampling(prompt=prompt, tokens=3, seed=2))  # type: ignore[arg-type]
+        assert writing.text == prompt
+        last = int(tokenizer.encode(prompt)[-1])
+        assert last in tokenizer.beginning_with(last)
+        list(writing)
+        assert writing.text.startswith(prompt)
+        assert len(writing._ids) == len(tokenizer.encode(prompt)) + 3
+        assert decoder.read == writing._ids[:-1]  # every token once, none of the one left out
+    words = Words.of(["a b c"])
+    assert words.beginning_with(1) == [1]
+
+
+def test_a_text_is_written_once() -> None:
+    writing = Writing(Recorded(256), Bytes(), Sampling(prompt="a", tokens=2))  # type: ignore[arg-type]
+    list(writing)
+    with pytest.raises(RuntimeError, match="make a new Writing"):
+        list(writing)
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-50, 1e-40])
+def test_a_tiny_temperature_takes_the_likeliest(temperature: float) -> None:
+    log_p = torch.tensor([[0.2, 0.5, 0.3]]).log()
+    rng = torch.Generator().manual_seed(0)
+    assert int(choose(log_p, Sampling(temperature=temperature), rng)) == 1
+
+
+@pytest.mark.parametrize("tokenizer", [Bytes(), Pieces.of("some words", 256)])
+def test_half_a_character_is_an_error(tokenizer: Tokenizer) -> None:
+    with pytest.raises(DataError, match="no character"):
+        tokenizer.encode("caf\udce9")

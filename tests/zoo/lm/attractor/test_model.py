@@ -306,6 +306,12 @@ def test_each_design_has_its_class_and_decoder() -> None:
         ({"design": "attractor", "gate_start": 0.9}, "gate_start must lie in"),
         ({"design": "attractor", "heads": 128}, "heads of even width"),
         ({"design": "attractor", "rotary_base": 1.0}, "rotary_base must be above 1"),
+        ({"design": "attractor", "rotary_base": float("inf")}, "rotary_base must be .* finite"),
+        ({"design": "attractor", "gate_max": float("inf")}, "gate_max must be .* finite"),
+        ({"design": "attractor", "mixing": "position"}, "mixing must be one of 'positions'"),
+        ({"design": "attractor", "core_start": "zero"}, "core_start must be one of 'zeros'"),
+        ({"design": "atractor"}, "design must be one of 'original'"),
+        ({"init": "Scaled"}, "init must be one of 'normal'"),
     ],
 )
 def test_options_that_contradict_each_other_are_errors(
@@ -313,6 +319,23 @@ def test_options_that_contradict_each_other_are_errors(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         LMConfig(**changes)
+
+
+@pytest.mark.parametrize("solver", ["auto", "simple_fixed_point_iter"])
+def test_a_solver_without_an_order_is_refused_when_the_model_is_built(solver: str) -> None:
+    with pytest.raises(ValueError, match="set f_solver to anderson, broyden or fixed_point_iter"):
+        make_model({"f_solver": solver})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_of_half_precision_can_be_built(dtype: torch.dtype) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        model = Attractor(make_config(), {"f_max_iter": 3})
+    finally:
+        torch.set_default_dtype(before)
+    assert all(p.dtype == dtype and bool(p.isfinite().all()) for p in model.parameters())
 
 
 def test_the_published_solver_refuses_options_that_it_does_not_have() -> None:

@@ -10,6 +10,7 @@ from deq_zoo.lm.attractor.decode import AttractorDecoder
 from deq_zoo.lm.attractor.streaming import write_many
 from tests.zoo.lm.attractor.golden import Golden
 from tests.zoo.lm.attractor.nets import make_model
+from tests.zoo.lm.nets import make_model as make_transformer
 
 
 def recompute(model: torch.nn.Module, prompt: Tensor, tokens: int) -> list[int]:
@@ -52,3 +53,16 @@ def test_texts_forget_what_is_beyond_their_span(span: int, length: int | None) -
 def test_an_empty_prompt_is_an_error() -> None:
     with pytest.raises(ValueError, match="a prompt is at least one token"):
         list(write_many(make_model(), [torch.empty(0, dtype=torch.long)], 2, span=4))
+
+
+def test_prompts_and_models_that_cannot_be_written_are_errors() -> None:
+    model = make_model()
+    with pytest.raises(ValueError, match=r"lie in \[0, 11\), got 1 to 99"):
+        list(write_many(model, [torch.tensor([1, 99])], 2, span=4))
+    with pytest.raises(TypeError, match="needs an attractor with mixing='positions'"):
+        list(write_many(make_transformer("convergent"), [torch.tensor([1])], 2, span=4))  # type: ignore[arg-type]
+    as_list, as_tensor = (
+        [text.ids.tolist() for text in write_many(model, [prompt], 3, span=4)]
+        for prompt in ([1, 2], torch.tensor([1, 2]))
+    )
+    assert as_list == as_tensor
