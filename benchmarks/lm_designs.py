@@ -1,12 +1,12 @@
 """Is an equilibrium worth its price? Four language models at equal processor time.
 
 A plain transformer, the original DEQ, the convergent one and the attractor, with about 1 and about
-4 million parameters, on the words of WikiText-2. Models are chosen on the last 5 % of the training
-file; `valid` is scored once, at the end. `tune` chooses each design's learning rate, `compare`
-trains, `curve` measures loss by evaluations of f, `memory` peaks of training, `decode` tokens per
-second, `ablate` takes parts of the attractor's training away, and `quality` compares cheap
-gradients with the exact one.
-An interrupted part goes on where it stopped.
+4 million parameters, on the words of WikiText-2. Learning rates are chosen on the last 5 % of the
+training file, with 1 million parameters; `valid` is scored once, at the end, with the last weights.
+`tune` chooses each design's learning rate, `compare` trains, `curve` measures loss by evaluations
+of f, `memory` peaks of training, `decode` tokens per second, `ablate` takes parts of the
+attractor's training away, and `quality` compares cheap gradients with the exact one. An interrupted
+part goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -237,7 +237,11 @@ def measure_speed(runs: dict[str, tuple[str, Preset]], batch: int, size: Size) -
 
 
 def ablate(size: Size, data_dir: str) -> Iterator[Job]:
-    """Yield short runs of the attractor without one part of its training each."""
+    """Yield short runs of the attractor without a part of its training each, or with another.
+
+    `one step` and `implicit gradient` have no residual loss, so their neighbour is
+    `no residual loss`. Muon has the rate of AdamW: no rate was searched for it.
+    """
     preset = contestants(data_dir, 1, size.segments)["attractor"]
     preset = replace(preset, optim=with_rate(preset.optim, best_rate("attractor", size)))
     task = preset.task
@@ -250,7 +254,7 @@ def ablate(size: Size, data_dir: str) -> Iterator[Job]:
         "never explicit": {"explicit": 0},
         "no residual loss": {"consistency": 0.0},
         "one step": {"deq": deq.with_options(grad=[1]), "ahead": 2, "consistency": 0.0},
-        "exact gradient": {"deq": deq.with_options(**implicit), "consistency": 0.0},
+        "implicit gradient": {"deq": deq.with_options(**implicit), "consistency": 0.0},
         "random gated blocks at first": {"net": random_core},
         "start at zeros": {"rival": FromZeros},
         "published start": {"net": replace(random_core, input_rms=0.0, gate_start=0.75)},

@@ -32,6 +32,7 @@ SHOWN = {
     "diffusion": ("diffusion-digits", "samples"),
     "inr": ("runs/inr-quick", "fit"),
     "ignn": ("ignn-chains", "chains"),
+    "lm": ("lm-reference", "page"),
     "reason": ("reason-6x6", "steps"),
 }
 

@@ -91,7 +91,7 @@ class Writing:
             raise RuntimeError("this text is written: make a new Writing, with a new decoder")
         self._begun = True
         rng = torch.Generator().manual_seed(self.options.seed)
-        new = self._complete_last_piece(rng) if self.options.tokens else None
+        new = self._complete_last_piece(rng)
         printed = 0
         for _ in range(self.options.tokens):
             log_prob = self._feed(new)
@@ -113,7 +113,7 @@ class Writing:
         """Choose the last piece of the prompt again; return the tokens to read next, (1, n)."""
         ids = torch.tensor([self._ids], device=self.decoder.device)
         longer = self.tokenizer.beginning_with(self._ids[-1])
-        if len(longer) < 2 or ids.shape[1] < 2:
+        if not self.options.tokens or len(longer) < 2 or ids.shape[1] < 2:
             return ids
         log_prob = self._feed(ids[:, :-1])
         allowed = torch.full_like(log_prob, -torch.inf)

@@ -1,4 +1,4 @@
-"""The program accepts every `deq-zoo` command that a page shows, with its settings and flags."""
+"""The program accepts every `deq-zoo` command that a page shows; of training, its settings, too."""
 
 from __future__ import annotations
 

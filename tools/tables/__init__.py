@@ -12,6 +12,7 @@ subject; `frame.py` has what all of them share.
 
 from tools.tables import (  # noqa: F401  each adds its tables
     choosing,
+    designs,
     diffusion,
     fields,
     flow,

@@ -133,11 +133,11 @@ def choose_gradient() -> str:
     return markdown(HEADER, rows)
 
 
-@table("flow/budgets", "recorded/lm_attractor_gradients", "diffusion/inversion", "ignn/ppi")
+@table("flow/budgets", "lm_designs/quality", "diffusion/inversion", "ignn/ppi")
 def choose_trained_gradient() -> str:
     """Return which gradient to take, by what training with it gave."""
     errors = {(r["way"], r["nfe"]): r["warps"] for r in read("flow/budgets")["rows"]}
-    cheap = {r["gradient"]: r for r in read("recorded/lm_attractor_gradients")["rows"]}
+    cheap = read("lm_designs/quality")["rows"]
     two, exact = cheap["2 steps, none before"], cheap["implicit, GMRES to 1e-2"]
     inverted = {r["scheme"]: r["seconds_to_release"] for r in read("diffusion/inversion")["rows"]}
     tissues = {r["model"]: r for r in read("ignn/ppi")["rows"]}
@@ -147,9 +147,9 @@ def choose_trained_gradient() -> str:
         for row in (tissues[f"IGNN, {name}"],)
     )
     rows = [
-        ["a trained map that contracts fast (attractor)", "`grad=2`",
-         f"relative error {two['error']:.4f} in {two['ms']} ms; GMRES {exact['error']:.4f} in "
-         f"{exact['ms']} ms", _family("lm", "attractors")],
+        ["a trained map that contracts (attractor)", "`grad=2`; `ift=True` if it must be exact",
+         f"relative error {two['error']:.2f} in {two['ms']:.0f} ms; GMRES {exact['error']:.3f} in "
+         f"{exact['ms']:.0f} ms", _family("lm", "attractors")],
         ["states of the solve can be supervised (flow)", "a phantom step at several states",
          f"pixels after equal time: {errors['correction', 12]:.2f}; last state alone "
          f"{errors['no correction', 12]:.2f}, unrolled {errors['unrolled', 12]:.2f}",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from statistics import mean
-
 from deq_zoo.preset import find_preset
 from deq_zoo.pretrained import pretrained_card
+from tools.tables.designs import SIZES, mean_perplexity
 from tools.tables.fields import best_psnr
 from tools.tables.frame import ROOT, markdown, read, table
 
@@ -66,13 +65,12 @@ def _recognised(command: str) -> float:
     return share
 
 
-def _perplexity(design: str) -> str:
-    """Return the perplexity on WikiText-2 after six minutes of training, over seeds."""
-    rows = read("lm/compare")["rows"]
-    return f"{mean(row['perplexity'] for key, row in rows.items() if key.startswith(design)):.0f}"
+def _both(design: str) -> str:
+    """Return the mean perplexities of a language model of both sizes."""
+    return " and ".join(mean_perplexity(design, millions) for millions in SIZES)
 
 
-@table("pretrained_flow/flow-nano", "inr/psnr-images", "lm/compare")
+@table("pretrained_flow/flow-nano", "inr/psnr-images", "lm_designs/compare")
 def front_families() -> str:
     """Return the families: a picture, what to type, a number of ours and a published one."""
     flow = read("pretrained_flow/flow-nano")["errors"]["middlebury"]
@@ -109,10 +107,10 @@ def front_families() -> str:
             _published("ignn-ppi-large", "micro-F1 on PPI"),
         ),
         "lm": (
-            "[Transformers](deq_zoo/lm/README.md): text",
-            "deq-zoo train lm-quick",
-            f"perplexity {_perplexity('convergent')} on WikiText-2 after six minutes, an explicit "
-            f"transformer {_perplexity('explicit')}",
+            "[Attractors, DEQ transformers](deq_zoo/lm/README.md): text",
+            "deq-zoo sample lm-reference",
+            f"perplexity on WikiText-2 after 20 minutes with 1 and 4 M parameters: "
+            f"{_both('attractor')}, an explicit transformer {_both('explicit')}",
             _published("lm-wt103-final", "on WikiText-103"),
         ),
         "reason": (

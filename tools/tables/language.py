@@ -8,7 +8,7 @@ from typing import Any
 from tools.tables.frame import markdown, power, read, table
 
 DESIGNS = {
-    "explicit": "explicit transformer, 3 blocks",
+    "explicit": "Transformer-XL, 3 explicit blocks",
     "original": "original, implicit gradient",
     "original, JR": "original, regularised Jacobian",
     "redesigned": "redesigned",
@@ -95,19 +95,3 @@ def lm_decoding() -> str:
             for name in ("original", "redesigned", "convergent")
         ],
     )
-
-
-@table("recorded/lm_attractor_gradients")
-def lm_attractor_gradients() -> str:
-    """Return the error and the time of cheap gradients of an attractor."""
-    header = ["gradient", "relative error", "of the gated block", "cosine, gated block", "time"]
-
-    def small(value: float) -> str:
-        return f"{value:.{3 if value >= 0.01 else 4}f}"
-
-    rows = []
-    for row in read("recorded/lm_attractor_gradients")["rows"]:
-        errors = [small(row["error"]), small(row["error_of_gated_block"])]
-        time = f"{row['ms']} ms" + (f" ({row['note']})" if "note" in row else "")
-        rows.append([row["gradient"], *errors, f"{row['cosine_of_gated_block']:.3f}", time])
-    return markdown(header, rows)
