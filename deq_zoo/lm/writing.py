@@ -63,6 +63,7 @@ def choose(log_prob: Tensor, options: Sampling, rng: torch.Generator) -> Tensor:
 class Writing:
     """A text that a model writes while the caller iterates over its lines, once.
 
+    A prompt begins a paragraph: the model reads an empty line before it, which is not in the text.
     A prompt may end within a word, where training texts are cut otherwise. So the last piece of a
     prompt is chosen again, among the pieces that begin with it.
 
@@ -77,13 +78,15 @@ class Writing:
         prompt = options.prompt
         if isinstance(tokenizer, Words):
             prompt = tokenizer.with_unknown(prompt)
-        self._ids = tokenizer.encode(prompt).tolist() or tokenizer.encode("\n").tolist()
+        before = tokenizer.encode("\n\n").tolist()
+        self._before = len(before)
+        self._ids: list[int] = before + tokenizer.encode(prompt).tolist()
         self._begun = False
 
     @property
     def text(self) -> str:
         """Return the text so far, with its prompt and without the line breaks of the screen."""
-        return self.tokenizer.decode(self._ids)
+        return self.tokenizer.decode(self._ids[self._before :])
 
     def __iter__(self) -> Iterator[str]:
         """Yield the text, line by line as it grows."""
@@ -113,7 +116,7 @@ class Writing:
         """Choose the last piece of the prompt again; return the tokens to read next, (1, n)."""
         ids = torch.tensor([self._ids], device=self.decoder.device)
         longer = self.tokenizer.beginning_with(self._ids[-1])
-        if not self.options.tokens or len(longer) < 2 or ids.shape[1] < 2:
+        if not self.options.tokens or len(longer) < 2 or len(self._ids) == self._before:
             return ids
         log_prob = self._feed(ids[:, :-1])
         allowed = torch.full_like(log_prob, -torch.inf)

@@ -96,10 +96,10 @@ def test_a_model_with_room_for_more_tokens_writes_those_there_are(tokenizer: Any
 
 
 @pytest.mark.parametrize("prompt", ["", "   "])
-def test_a_prompt_without_words_begins_a_line(prompt: str) -> None:
+def test_a_prompt_begins_a_paragraph(prompt: str) -> None:
     shy = Shy(4)
     assert list(Writing(shy, Words.of(["a b c"]), Sampling(prompt=prompt, tokens=1)))  # type: ignore[arg-type]
-    assert shy.fed == [0]
+    assert shy.fed == [0, 0]
 
 
 def test_options_out_of_range_are_errors() -> None:
@@ -140,7 +140,7 @@ def test_the_last_piece_of_a_prompt_is_completed() -> None:
         assert last in tokenizer.beginning_with(last)
         list(writing)
         assert writing.text.startswith(prompt)
-        assert len(writing._ids) == len(tokenizer.encode(prompt)) + 3
+        assert len(writing._ids) == len(tokenizer.encode("\n\n" + prompt)) + 3
         assert decoder.read == writing._ids[:-1]  # every token once, none of the one left out
     words = Words.of(["a b c"])
     assert words.beginning_with(1) == [1]
