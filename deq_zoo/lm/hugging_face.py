@@ -20,7 +20,6 @@ try:
         GenerationConfig,
         GenerationMixin,
         LogitsProcessorList,
-        PreTrainedConfig,
         PreTrainedModel,
     )
     from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -34,65 +33,15 @@ except ImportError as error:
 
 from deq_zoo.errors import ZooError
 from deq_zoo.lm.build import build_model
-from deq_zoo.lm.config import LMConfig
 from deq_zoo.lm.hugging_face_cache import EquilibriumCache, check_no_holes, padding_before
+from deq_zoo.lm.hugging_face_config import DEQLanguageConfig
 from deq_zoo.lm.hugging_face_tokens import OnlyTokens, SilentLexicon, as_fast_tokenizer
 from deq_zoo.lm.language_model import LanguageModel
 from deq_zoo.lm.memory import Memory
 from deq_zoo.loading import load
-from torchdeq import DEQConfig
 
 #: Arguments of other models that follow from the tokens, their mask and the cache.
 _REDUNDANT = {"position_ids", "cache_position"}
-
-
-class DEQLanguageConfig(PreTrainedConfig):  # type: ignore[misc]
-    """The configuration of a `DEQForCausalLM`.
-
-    Args:
-        net: the fields of an `LMConfig`.
-        deq: the options of the DEQ that differ from their defaults.
-        length: tokens of a segment: a longer text is read segment by segment.
-        memory: tokens before a segment that the model remembers; 0 for none.
-        tokenizer_size: tokens of the tokenizer, among which `generate` chooses; 0 if the tokenizer
-            has as many as the model.
-        **kwargs: of every configuration.
-    """
-
-    model_type = "deq_lm"
-
-    def __init__(
-        self,
-        net: dict[str, Any] | None = None,
-        deq: dict[str, Any] | None = None,
-        length: int = 64,
-        memory: int = 64,
-        tokenizer_size: int = 0,
-        **kwargs: Any,
-    ) -> None:
-        shape = LMConfig(**_as_tuples(net or {}))
-        options = DEQConfig(**(deq or {}))
-        self.net = {**asdict(shape), "cutoffs": list(shape.cutoffs)}
-        self.deq = {name: getattr(options, name) for name in sorted(options.given)}
-        self.length, self.memory, self.tokenizer_size = length, memory, tokenizer_size
-        self.vocab_size, self.hidden_size = shape.tokens, shape.width
-        self.num_attention_heads = shape.heads
-        self.num_hidden_layers = shape.blocks + (
-            shape.backbone if shape.design == "attractor" else 0
-        )
-        self.max_position_embeddings = length + memory
-        kwargs.setdefault("tie_word_embeddings", False)
-        super().__init__(**kwargs)
-
-    @property
-    def shape(self) -> LMConfig:
-        """Return the shape of the model."""
-        return LMConfig(**_as_tuples(self.net))
-
-
-def _as_tuples(net: dict[str, Any]) -> dict[str, Any]:
-    """Return fields of an `LMConfig` with lists, which JSON has, as tuples."""
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in net.items()}
 
 
 class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
@@ -165,7 +114,8 @@ class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
                 cache, it includes the tokens there.
             past_key_values: the cache of the tokens before.
             labels: (B, L) tokens, as `input_ids`; -100 is not scored.
-            use_cache: return a cache with these tokens, too.
+            use_cache: return a cache with these tokens, too. A cache has no gradient, so there is
+                none in training and none beside a loss.
             logits_to_keep: return the logits of the last so many positions; 0 of all. A tensor has
                 the positions themselves.
             num_items_in_batch: the number by which the sum of losses is divided; by default the
@@ -176,9 +126,13 @@ class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         """
         _check_arguments(others)
         _check_texts(input_ids, attention_mask, past_key_values, labels)
+        if attention_mask is None and bool((input_ids == self.config.vocab_size).any()):
+            raise ValueError("input_ids has padding, and there is no attention_mask: pass one")
         # Padding has an id beyond the vocabulary, and no effect: any token can be in its place.
+        # `generate` goes on with it after the end of a text, where the mask has 1.
         input_ids = input_ids.masked_fill(input_ids == self.config.vocab_size, 0)
-        cached = past_key_values is not None or bool(use_cache and not self.training)
+        wanted = use_cache and labels is None and not self.training
+        cached = past_key_values is not None or bool(wanted)
         if labels is not None and past_key_values is not None:
             raise ValueError("a loss needs the whole text: pass labels without past_key_values")
         if cached:
@@ -194,7 +148,9 @@ class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
             z = z[:, logits_to_keep]
         elif logits_to_keep:
             z = z[:, -logits_to_keep:]
-        logits = self.model.log_prob(z)
+        # A decoder has no gradient: that of the vocabulary alone would look like a whole one.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not cached):
+            logits = self.model.log_prob(z)
         out = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
         use_tuple = not (self.config.return_dict if return_dict is None else return_dict)
         return out.to_tuple() if use_tuple else out

@@ -97,6 +97,10 @@ class EquilibriumCache(Cache):  # type: ignore[misc]
         """Keep some texts."""
         self.reorder_cache(indices)
 
+    def reset(self) -> None:
+        """Forget all texts."""
+        self._groups, self._length = [], 0
+
     def crop(self, max_length: int) -> None:
         """Raise `NotImplementedError`: a decoder cannot take tokens back."""
         raise NotImplementedError("an EquilibriumCache cannot take tokens back: begin a new one")

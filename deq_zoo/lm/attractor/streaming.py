@@ -49,7 +49,6 @@ def most_likely(log_prob: Tensor) -> int:
     return int(log_prob.argmax())
 
 
-@torch.no_grad()
 def write_many(
     model: Attractor,
     prompts: Sequence[Tensor | Sequence[int]],
@@ -60,7 +59,7 @@ def write_many(
     slots: int = 16,
     choose: Callable[[Tensor], int] = most_likely,
 ) -> Iterator[Written]:
-    """Yield texts as they become complete; each goes on without waiting for the others.
+    """Return texts as they become complete; each goes on without waiting for the others.
 
     The tokens of all texts are solved side by side. One that has converged leaves at once, and the
     next token of any text takes its place. The texts are those that each prompt alone would give.
@@ -76,19 +75,34 @@ def write_many(
     """
     check_at_least(1, tokens=tokens, slots=slots)
     if not isinstance(model, Attractor) or model.published is not None:
+        got = "mixing='published'" if isinstance(model, Attractor) else type(model).__name__
         raise TypeError(
             "write_many needs an attractor with mixing='positions', whose tokens are solved one by "
-            f"one, got {type(model).__name__}: write texts of other models by make_decoder"
+            f"one, got {got}: write texts of other models by make_decoder"
         )
-    decoders = [AttractorDecoder(model, span, length) for _ in prompts]
-    waiting = deque(
-        _begin(k, prompt, decoder, choose)
-        for k, (prompt, decoder) in enumerate(zip(prompts, decoders, strict=True))
-    )
+    texts = [
+        _Text(k, _check_prompt(k, prompt, model), AttractorDecoder(model, span, length))
+        for k, prompt in enumerate(prompts)
+    ]
+    return _write(model, texts, tokens, slots, choose)
+
+
+@torch.no_grad()
+def _write(
+    model: Attractor,
+    texts: Sequence[_Text],
+    tokens: int,
+    slots: int,
+    choose: Callable[[Tensor], int],
+) -> Iterator[Written]:
+    """Yield texts with so many more tokens than their prompts."""
+    for text in texts:
+        ids = torch.tensor([text.ids], device=text.decoder.device)
+        text.ids.append(choose(text.decoder.feed(ids)[0]))
     if tokens == 1:  # a prompt gives the first token
-        yield from map(_written, waiting)
+        yield from map(_written, texts)
         return
-    active = len(waiting)
+    waiting, active = deque(texts), len(texts)
     while active:
         # With no more slots than texts, a free slot means that a text is waiting.
         stream = _open(model, min(slots, active))
@@ -102,7 +116,7 @@ def write_many(
             assert text.new is not None
             z = result.z.view(1, 1, -1)
             text.decoder.accept(text.new, z)
-            _add_token(text, model.log_prob(z)[0, 0], choose)
+            text.ids.append(choose(model.log_prob(z)[0, 0]))
             if len(text.evaluations) + 1 < tokens:
                 waiting.append(text)
             else:
@@ -110,23 +124,12 @@ def write_many(
                 yield _written(text)
 
 
-def _begin(
-    index: int,
-    prompt: Tensor | Sequence[int],
-    decoder: AttractorDecoder,
-    choose: Callable[[Tensor], int],
-) -> _Text:
-    """Return a text after its prompt, with its first new token."""
-    ids = check_ids(prompt, decoder.model.config.tokens)
+def _check_prompt(index: int, prompt: Tensor | Sequence[int], model: Attractor) -> list[int]:
+    """Return the tokens of a prompt, which has one at least."""
+    ids = check_ids(prompt, model.config.tokens)
     if not len(ids):
         raise ValueError(f"a prompt is at least one token, and prompt {index} has none")
-    text = _Text(index, ids.tolist(), decoder)
-    _add_token(text, decoder.feed(ids[None].to(decoder.device))[0], choose)
-    return text
-
-
-def _add_token(text: _Text, log_prob: Tensor, choose: Callable[[Tensor], int]) -> None:
-    text.ids.append(choose(log_prob))
+    return ids.tolist()
 
 
 def _written(text: _Text) -> Written:

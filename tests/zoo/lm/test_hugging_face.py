@@ -308,6 +308,35 @@ def test_texts_that_do_not_fit_are_errors() -> None:
         model(torch.tensor([[0, 900]]))
 
 
+def test_no_gradient_is_a_part_of_one() -> None:
+    """A decoder has no gradient; that of the vocabulary alone would look like a whole one."""
+    model, ids = DEQForCausalLM.from_zoo(make("attractor")), draw()
+    weights = list(model.parameters())
+    found = [
+        torch.autograd.grad(model(ids, labels=ids, use_cache=cached).loss, weights)
+        for cached in (False, True)
+    ]
+    assert_close(found[1], found[0])
+    assert not model(ids, use_cache=True).logits.requires_grad
+
+
+@torch.no_grad()
+def test_a_cache_that_was_reset_begins_again() -> None:
+    model, ids = DEQForCausalLM.from_zoo(make("attractor")), draw()
+    first = model(ids, use_cache=True)
+    first.past_key_values.reset()
+    assert first.past_key_values.get_seq_length() == 0
+    again = model(ids, past_key_values=first.past_key_values)
+    assert torch.equal(again.logits, first.logits)
+
+
+def test_padding_without_a_mask_is_an_error() -> None:
+    model, ids = DEQForCausalLM.from_zoo(make("attractor")), draw()
+    ids[0, -1] = model.config.vocab_size
+    with pytest.raises(ValueError, match="no attention_mask: pass one"):
+        model(ids)
+
+
 def test_logits_of_chosen_positions() -> None:
     model = DEQForCausalLM.from_zoo(make("attractor"))
     ids = draw()

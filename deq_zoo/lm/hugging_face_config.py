@@ -1,0 +1,60 @@
+"""The configuration of a language model in the interface of transformers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from deq_zoo.lm.config import LMConfig
+from torchdeq import DEQConfig
+
+
+class DEQLanguageConfig(PreTrainedConfig):  # type: ignore[misc]
+    """The configuration of a `DEQForCausalLM`.
+
+    Args:
+        net: the fields of an `LMConfig`.
+        deq: the options of the DEQ that differ from their defaults.
+        length: tokens of a segment: a longer text is read segment by segment.
+        memory: tokens before a segment that the model remembers; 0 for none.
+        tokenizer_size: tokens of the tokenizer, among which `generate` chooses; 0 if the tokenizer
+            has as many as the model.
+        **kwargs: of every configuration.
+    """
+
+    model_type = "deq_lm"
+
+    def __init__(
+        self,
+        net: dict[str, Any] | None = None,
+        deq: dict[str, Any] | None = None,
+        length: int = 64,
+        memory: int = 64,
+        tokenizer_size: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        shape = LMConfig(**_as_tuples(net or {}))
+        options = DEQConfig(**(deq or {}))
+        self.net = {**asdict(shape), "cutoffs": list(shape.cutoffs)}
+        self.deq = {name: getattr(options, name) for name in sorted(options.given)}
+        self.length, self.memory, self.tokenizer_size = length, memory, tokenizer_size
+        self.vocab_size, self.hidden_size = shape.tokens, shape.width
+        self.num_attention_heads = shape.heads
+        self.num_hidden_layers = shape.blocks + (
+            shape.backbone if shape.design == "attractor" else 0
+        )
+        self.max_position_embeddings = length + memory
+        kwargs.setdefault("tie_word_embeddings", False)
+        super().__init__(**kwargs)
+
+    @property
+    def shape(self) -> LMConfig:
+        """Return the shape of the model."""
+        return LMConfig(**_as_tuples(self.net))
+
+
+def _as_tuples(net: dict[str, Any]) -> dict[str, Any]:
+    """Return fields of an `LMConfig` with lists, which JSON has, as tuples."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in net.items()}
