@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import resource
 import time
 from collections.abc import Callable, Iterator
 from statistics import median
@@ -38,6 +37,7 @@ from benchmarks.flow_models import (
     trained,
     weights,
 )
+from benchmarks.peak import forget_peak, growth_mb
 from benchmarks.storing import RESULTS, read, store_part
 from deq_zoo.files import write_atomically
 from deq_zoo.flow import DEQFlow, FlowConfig
@@ -141,16 +141,12 @@ def _step(deq: dict[str, Any], crop: tuple[int, int]) -> dict[str, float]:
     (context + given.correlation.volume.sum()).backward()
     del given, context
     model.zero_grad(set_to_none=True)
-    before, seconds = _peak_mb(), []
+    before, seconds = forget_peak(), []
     for _ in range(3):
         began = time.process_time()
         step()
         seconds.append(time.process_time() - began)
-    return {"mb_beyond_the_encoders": _peak_mb() - before, "cpu_seconds": median(seconds)}
-
-
-def _peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"mb_beyond_the_encoders": growth_mb(before), "cpu_seconds": median(seconds)}
 
 
 def reuse(size: Size, data_dir: str | None) -> Iterator[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import resource
 import time
 from collections.abc import Callable, Iterator
 from statistics import median
@@ -14,6 +13,7 @@ import torch.nn.functional as F
 
 from benchmarks.contest import PUBLISHED
 from benchmarks.ignn_rivals import as_released, on_published
+from benchmarks.peak import forget_peak, growth_mb
 from deq_zoo.ignn import IGNNConfig
 from deq_zoo.ignn.presets import CLIPPED
 from deq_zoo.ignn.set_task import TissueTask
@@ -52,10 +52,10 @@ def _time_steps(task: TissueTask, steps: int) -> dict[str, list[float]]:
 def _peak(task: TissueTask, layout: str, steps: int) -> float:
     """Return the megabytes at the peak above those before the first step."""
     run = Stepper(task, layout)
-    before = _peak_mb()
+    before = forget_peak()
     for k in range(steps + 1):
         run.step(k)
-    return _peak_mb() - before
+    return growth_mb(before)
 
 
 class Stepper:
@@ -84,7 +84,3 @@ class Stepper:
 WHOLE_RELEASE = "the release's on torchdeq 0.1.0"
 LAYOUTS = ("ours", "the release's", *([WHOLE_RELEASE] if PUBLISHED.exists() else []))
 SIX = 6  # tissues, the first one to warm up
-
-
-def _peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

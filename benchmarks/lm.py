@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import resource
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.lm_rivals import Explicit, Recomputing
+from benchmarks.peak import forget_peak, growth_mb
 from benchmarks.storing import RESULTS, read, store_part
 from deq_zoo.lm.data import Streams
 from deq_zoo.lm.decode import Chunked, Incremental
@@ -142,7 +142,7 @@ def train(name: str, preset: Preset, seed: int, size: Size) -> Row:
     model, carry = task.build(), None
     optimizer = preset.optim.make(model.parameters())
     task.begin(model)  # reads the data
-    before, began, steps = _peak_mb(), time.process_time(), 0
+    before, began, steps = forget_peak(), time.process_time(), 0
     times = []
     while (spent := time.process_time() - began) < size.seconds:
         rate = min(1.0, (steps + 1) / 50) * 0.5 * (1 + cos(pi * spent / size.seconds))
@@ -155,7 +155,7 @@ def train(name: str, preset: Preset, seed: int, size: Size) -> Row:
         optimizer.step()
         carry, steps = loss.carry, steps + 1
         times.append(time.process_time() - began - spent)
-    peak = _peak_mb() - before
+    peak = growth_mb(before)
     MODELS.mkdir(parents=True, exist_ok=True)
     save_file(model.state_dict(), _file(name, seed))
     with torch.no_grad():
@@ -246,10 +246,6 @@ def trained(name: str, task: LanguageTask, seed: int) -> DEQTransformer:
 
 def _file(name: str, seed: int) -> Path:
     return MODELS / f"{name.replace(', ', '-')}-{seed}.safetensors"
-
-
-def _peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 PARTS: dict[str, Callable[[Size, str], Rows]] = {"compare": compare, "nfe": nfe, "decode": decode}

@@ -22,9 +22,10 @@ from typing import Any
 
 import torch
 
+from benchmarks.lm_ablation import train_part, variants
 from benchmarks.lm_contest import contestants, with_rate
 from benchmarks.lm_quality import GRADIENTS, measure
-from benchmarks.lm_rivals import FromZeros, Recomputing
+from benchmarks.lm_rivals import Recomputing
 from benchmarks.lm_training import FOLDER, LanguageTraining, evaluate, train, trained
 from benchmarks.rows import Job, Row, make_rows, results_file
 from benchmarks.storing import read
@@ -32,7 +33,6 @@ from deq_zoo.lm.data import Streams
 from deq_zoo.lm.decode import make_decoder
 from deq_zoo.lm.reading import steps_curve
 from deq_zoo.lm.task import LanguageTask
-from deq_zoo.muon import Muon
 from deq_zoo.preset import Preset
 
 NAME = "lm_designs"
@@ -113,15 +113,22 @@ def best_rate(name: str, size: Size) -> float:
     return best
 
 
+def tuned(data_dir: str, millions: int, size: Size) -> dict[str, Preset]:
+    """Return the designs, each with its best learning rate."""
+    return {
+        name: replace(preset, optim=with_rate(preset.optim, best_rate(name, size)))
+        for name, preset in contestants(data_dir, millions, size.segments).items()
+    }
+
+
 def compare(size: Size, data_dir: str) -> Iterator[Job]:
     """Yield a run of each design, size and seed, with its score on `valid`."""
     for millions in size.millions:
         for seed in range(size.seeds):
-            for name, preset in contestants(data_dir, millions, size.segments).items():
-                optim = with_rate(preset.optim, best_rate(name, size))
+            for name, preset in tuned(data_dir, millions, size).items():
                 run = f"{size.prefix}{name}-{millions}m-{seed}"
-                arguments = (run, replace(preset, optim=optim), seed, size)
-                yield Job(f"{name} {millions} {seed}", train_and_score, arguments)
+                job = (run, preset, seed, size)
+                yield Job(f"{name} {millions} {seed}", train_and_score, job)
 
 
 def train_and_score(run: str, preset: Preset, seed: int, size: Size) -> Row:
@@ -147,11 +154,10 @@ def curve(size: Size, data_dir: str) -> Iterator[Job]:
     They are those of the last runs of `compare`; a model whose file is missing is trained again.
     """
     millions, seed = size.millions[-1], size.seeds - 1
+    presets = tuned(data_dir, millions, size)
     for name in DESIGNS[1:]:
-        preset = contestants(data_dir, millions, size.segments)[name]
-        preset = replace(preset, optim=with_rate(preset.optim, best_rate(name, size)))
-        arguments = (f"{size.prefix}{name}-{millions}m-{seed}", preset, seed, size)
-        yield Job(f"{name} {millions} {seed}", measure_curve, arguments)
+        job = (f"{size.prefix}{name}-{millions}m-{seed}", presets[name], seed, size)
+        yield Job(f"{name} {millions} {seed}", measure_curve, job)
 
 
 def measure_curve(run: str, preset: Preset, seed: int, size: Size) -> Row:
@@ -237,53 +243,11 @@ def measure_speed(runs: dict[str, tuple[str, Preset]], batch: int, size: Size) -
 
 
 def ablate(size: Size, data_dir: str) -> Iterator[Job]:
-    """Yield short runs of the attractor without a part of its training each, or with another.
-
-    `one step` and `implicit gradient` have no residual loss, so their neighbour is
-    `no residual loss`. Muon has the rate of AdamW: no rate was searched for it.
-    """
-    preset = contestants(data_dir, 1, size.segments)["attractor"]
-    preset = replace(preset, optim=with_rate(preset.optim, best_rate("attractor", size)))
-    task = preset.task
-    assert isinstance(task, LanguageTask)
-    deq, random_core = task.deq, replace(task.net, core_start="random")
-    implicit = {"ift": True, "f_max_iter": 12, "grad": [1], "b_solver": "gmres", "b_tol": 1e-2}
-    variants: dict[str, dict[str, Any]] = {
-        "whole": {},
-        "explicit to the end": {"explicit": preset.steps},
-        "never explicit": {"explicit": 0},
-        "no residual loss": {"consistency": 0.0},
-        "one step": {"deq": deq.with_options(grad=[1]), "ahead": 2, "consistency": 0.0},
-        "implicit gradient": {"deq": deq.with_options(**implicit), "consistency": 0.0},
-        "random gated blocks at first": {"net": random_core},
-        "start at zeros": {"rival": FromZeros},
-        "published start": {"net": replace(random_core, input_rms=0.0, gate_start=0.75)},
-        "compiled f": {"deq": deq.with_options(compile_f=True)},
-    }
-    rival = contestants(data_dir, 1, size.segments)["explicit"]
-    rival = replace(rival, optim=with_rate(rival.optim, best_rate("explicit", size)))
-    runs = {
-        "explicit": rival,
-        **{name: replace(preset, task=replace(task, **own)) for name, own in variants.items()},
-        "mixed precision": replace(preset, precision="bf16"),
-        "Muon": replace(preset, optim=with_rate(Muon(), preset.optim.lr)),
-        "explicit, Muon": replace(rival, optim=with_rate(Muon(), rival.optim.lr)),
-    }
-    for name, changed in runs.items():
+    """Yield short runs of the attractor without a part of its training each, or with another."""
+    presets = tuned(data_dir, 1, size)
+    for name, changed in variants(presets["attractor"], presets["explicit"]).items():
         run = f"{size.prefix}ablate-{name.replace(' ', '-').replace(',', '')}"
         yield Job(name, train_part, (run, changed, size.tuning_seconds))
-
-
-def train_part(run: str, preset: Preset, seconds: float) -> Row:
-    """Train; score an attractor after one evaluation, too, which it was trained for at first."""
-    row = train(run, preset, 0, seconds)
-    task = preset.task
-    assert isinstance(task, LanguageTask)
-    if row["residual"] is not None:
-        model = trained(run, task)
-        model.deq.eval_f_max_iter = 1
-        row["loss after one evaluation"] = evaluate(task, model, "val")["loss"]
-    return row
 
 
 def quality(size: Size, data_dir: str) -> Iterator[Job]:

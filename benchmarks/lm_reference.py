@@ -1,11 +1,11 @@
 """How far is `lm-reference` from an explicit transformer, and from programs that compress text?
 
-Both models have the same number of parameters, and train on the same text for the same processor
-time, with the learning rate of the preset: of three rates it was the best for both designs in
-`lm_designs`. The compressors read nothing first, or the first 90 % of Python's topics, or the
-training text of the models, from which copies of held-out passages are removed; not bzip2, whose
-blocks of 900 kB cannot refer to so long a text. `compare` trains, `compress` runs xz and bzip2. The
-unit is bits per byte of held-out text.
+Both models have the same blocks (the attractor has a few gates more), and train on the same text
+for the same processor time, with the learning rate of the preset: of three rates it was the best
+for both designs in `lm_designs`. The compressors read nothing first, or the first 90 % of Python's
+topics, or the training text of the models, from which copies of held-out passages are removed; not
+bzip2, whose blocks of 900 kB cannot refer to so long a text. `compare` trains, `compress` runs xz
+and bzip2. The unit is bits per byte of held-out text.
 """
 
 from __future__ import annotations

@@ -14,6 +14,11 @@ def forget_peak() -> int:
     return resident_peak()
 
 
+def growth_mb(before: int) -> float:
+    """Return the megabytes by which the peak of this process exceeds so many bytes."""
+    return (resident_peak() - before) / 2**20
+
+
 def resident_peak() -> int:
     """Return the peak of the memory that this process has used, in bytes."""
     try:

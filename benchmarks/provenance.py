@@ -39,7 +39,8 @@ class Provenance(TypedDict):
     Numbers of papers (`results/published.json`) have a `source` besides, and no machine.
 
     Attributes:
-        command: as typed, with PATH for every argument with a slash.
+        command: as typed, with PATH for every argument with a slash; several, with `and`, if a
+            later run with other arguments continued an earlier one.
         commit: of the code; several, with commas, if a later run continued an earlier one.
         seeds: of the random numbers; an empty list where there are none.
         torch: its version.
@@ -77,12 +78,18 @@ def continued(now: Provenance, earlier: Any) -> Provenance:
     """Return the record of rows of which an earlier run has made a part."""
     before = (earlier or {}).get("commit")
     names = [*(before.split(", ") if before else ["unknown"]), now["commit"] or "unknown"]
-    machines = [*((earlier or {}).get("machine") or "").split(" and "), now["machine"]]
     return {
         **now,
         "commit": ", ".join(dict.fromkeys(names)),
-        "machine": " and ".join(dict.fromkeys(name for name in machines if name)) or None,
+        "command": _both((earlier or {}).get("command"), now["command"]),
+        "machine": _both((earlier or {}).get("machine"), now["machine"]),
     }
+
+
+def _both(earlier: str | None, now: str | None) -> str | None:
+    """Return names that are joined by `and`, each once."""
+    names = [*(earlier or "").split(" and "), now]
+    return " and ".join(dict.fromkeys(name for name in names if name)) or None
 
 
 def command() -> str:

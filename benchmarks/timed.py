@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from torch import nn
 from torch.optim import Optimizer
 
-from benchmarks.peak import forget_peak, resident_peak
+from benchmarks.peak import forget_peak, growth_mb
 from deq_zoo.checkpoint import Checkpoint
 from deq_zoo.randomness import random_state, restore_random_state
 
@@ -93,7 +93,7 @@ class TimedTraining(ABC, Generic[M]):
         for _ in range(updates):
             self.carry = self.update(1.0)
             self.step += 1
-        return self._peak_mb()
+        return growth_mb(self._before)
 
     def figures(self) -> dict[str, Any]:
         """Return the time of an update, the peak memory and the learning curve."""
@@ -106,7 +106,7 @@ class TimedTraining(ABC, Generic[M]):
 
     def _add_point(self) -> None:
         if self._peak is None:
-            self._peak = self._peak_mb()
+            self._peak = growth_mb(self._before)
         spent = {"seconds": round(self.spent, 1), "updates": self.step}
         self.curve.append(spent | self.look())
 
@@ -133,7 +133,3 @@ class TimedTraining(ABC, Generic[M]):
         self.spent, self.curve = notes["spent"], notes["curve"]
         self._times, self._peak = notes["times"], notes["peak"]
         self.counts.update(notes["counts"])
-
-    def _peak_mb(self) -> float:
-        """Return the peak memory since this object was made, beyond that in use then."""
-        return (resident_peak() - self._before) / 2**20

@@ -102,6 +102,8 @@ def test_rows_of_an_unknown_commit_stay_unknown() -> None:
     assert (continued({**now, "commit": "abc"}, None))["commit"] == "unknown, abc"
     there = continued({**now, "machine": "B"}, {**now, "machine": "A"})
     assert continued({**now, "machine": "B"}, there)["machine"] == "A and B"
+    more = continued({**now, "command": "b"}, {**now, "command": "a"})
+    assert continued({**now, "command": "a"}, more)["command"] == "a and b"
 
 
 def test_a_file_that_cannot_be_written_stays_as_it_was(tmp_path: Path) -> None:

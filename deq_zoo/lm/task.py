@@ -74,8 +74,8 @@ class LanguageTask(Task):
         batch: streams of training.
         length: tokens of a segment.
         memory: tokens that the model remembers in training; 0 for none.
-        forget: the share of batches in training before which the model forgets, so that it learns
-            how a text begins.
+        forget: the share of training batches that start with an empty memory, so that the model
+            learns how a text begins.
         eval_batch: streams of evaluation.
         eval_memory: tokens that the model remembers in evaluation; 0 means `memory`.
         eval_limit: segments of an evaluation; 0 means all.
@@ -86,8 +86,8 @@ class LanguageTask(Task):
         explicit: batches at first in which one evaluation of f takes the place of the solve, an
             explicit network with the weights of the attractor, and at its price; the loss has no
             `consistency` there, the Jacobian is not regularised, and `compile_f` has no effect.
-        ramp: batches after these in which the largest number of evaluations rises from 0 to
-            `ahead`: few at first, when states mean little; 0 begins with `ahead`.
+        ramp: batches after the explicit ones in which the largest number of evaluations rises from
+            0 to `ahead`; 0 uses `ahead` at once.
     """
 
     score: ClassVar[Score] = Score("perplexity", higher_is_better=False)

@@ -64,8 +64,8 @@ class Writing:
     """A text that a model writes while the caller iterates over its lines, once.
 
     A prompt begins a paragraph: the model reads an empty line before it, which is not in the text.
-    A prompt may end within a word, where training texts are cut otherwise. So the last piece of a
-    prompt is chosen again, among the pieces that begin with it.
+    A prompt may end in the middle of a word, where a training text has no end of a piece. So the
+    model chooses the last piece of the prompt again, among all pieces that begin with it.
 
     Args:
         decoder: at the beginning of a text.

@@ -133,6 +133,7 @@ def _more(result: Result) -> Section:
         f"The curves of the run are in {result.run.report.name} beside this page. More to try:",
         code="deq-zoo list --pretrained\n"
         "deq-zoo predict mdeq-digits photo.png\n"
+        'deq-zoo sample lm-reference --prompt "Return the "\n'
         "deq-zoo doctor demo\n"
         "deq-zoo export demo --format onnx\n"
         "deq-zoo evaluate ignn-chains",

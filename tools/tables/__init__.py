@@ -24,6 +24,7 @@ from tools.tables import (  # noqa: F401  each adds its tables
     published,
     reason,
     reproduced,
+    reproduced_language,
 )
 from tools.tables.frame import TABLES, pages, read, write
 

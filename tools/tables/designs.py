@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from statistics import mean
 from typing import Any
 
-from tools.tables.frame import markdown, power, read, table
+from tools.tables.frame import markdown, read, table
+from tools.tables.language import SEEDS, residual
 
 NAMES = {
     "explicit": "explicit transformer",
@@ -15,9 +16,8 @@ NAMES = {
     "original": "original",
 }
 SIZES = (1, 4)
-SEEDS = (0, 1)
 UPDATES = (1_000, 4_000)  # after which all or most designs have a point of their curve
-_STEPS = (1, 2, 4, 6, 8, 12, 24, 100)
+_STEPS = (1, 2, 3, 4, 6, 8, 12, 24, 100)
 
 
 def scores(name: str, millions: int) -> list[float]:
@@ -38,10 +38,6 @@ def runs(name: str, millions: int) -> list[dict[str, Any]]:
 
 def _joined(values: Iterable[str]) -> str:
     return ", ".join(values)
-
-
-def _residual(value: float) -> str:
-    return f"{value:#.2g}" if value >= 0.01 else power(value)
 
 
 @table("lm_designs/compare", "lm_designs/memory")
@@ -75,7 +71,7 @@ def _solves(found: list[dict[str, Any]]) -> list[str]:
         return ["", ""]
     return [
         _joined(f"{run['valid_evaluations']:.1f}" for run in found),
-        _joined(_residual(run["valid_residual"]) for run in found),
+        _joined(residual(run["valid_residual"]) for run in found),
     ]
 
 
@@ -110,7 +106,7 @@ def lm_designs_curve() -> str:
 
     def cell(name: str, count: int) -> str:
         at = rows[name]["steps"].index(count)
-        return f"{rows[name]['loss'][at]:.3f} ({_residual(rows[name]['residual'][at])})"
+        return f"{rows[name]['loss'][at]:.3f} ({residual(rows[name]['residual'][at])})"
 
     names = [name for name in NAMES if name in rows]
     return markdown(
@@ -122,7 +118,7 @@ def lm_designs_curve() -> str:
 @table("lm_designs/decode")
 def lm_designs_writing() -> str:
     """Return tokens per second with a cache and by recomputation."""
-    header = ["size", "texts at a time", "design", "with a cache", "evaluations per token",
+    header = ["size", "texts", "design", "with a cache", "evaluations for the next token of all",
               "whole text again"]  # fmt: skip
     lines = []
     for key, row in read("lm_designs/decode")["rows"].items():
@@ -197,7 +193,7 @@ def lm_ablation() -> str:
                 "" if once is None else f"{once:.3f}",
                 f"{row['updates']:,}",
                 f"{row['evaluations']:.1f}" if solved else "",
-                _residual(row["residual"]) if solved else "",
+                residual(row["residual"]) if solved else "",
             ]
         )
     return markdown(header, lines)

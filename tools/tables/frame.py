@@ -81,7 +81,9 @@ def _program(record: dict[str, Any]) -> str:
     commit = f"commit {_commits(record['commit'])}"
     if "source" in record:
         return f"Published numbers: {record['source']}; written down in {commit}"
-    command = "command unknown" if record["command"] is None else f"`{record['command']}`"
+    command = "command unknown"
+    if record["command"] is not None:
+        command = " and ".join(f"`{each}`" for each in record["command"].split(" and "))
     return ", ".join((command, commit, *_seeds(record["seeds"])))
 
 

@@ -17,7 +17,8 @@ DESIGNS = {
 SEEDS = (0, 1)
 
 
-def _residual(value: float, digits: int) -> str:
+def residual(value: float, digits: int = 0) -> str:
+    """Return a residual, a small one in scientific notation."""
     return f"{value:#.2g}" if value >= 0.01 else power(value, digits)
 
 
@@ -46,7 +47,7 @@ def lm_compare() -> str:
                 pair(lambda run: f"{run['ms_per_step']:.0f}") + " ms",
                 pair(lambda run: f"{run['peak_mb']:.0f}") + " MB",
                 pair(lambda run: f"{run['perplexity']:.0f}"),
-                pair(lambda run: _residual(run["residual"], 1)) if solved else "",
+                pair(lambda run: residual(run["residual"], 1)) if solved else "",
                 pair(lambda run: _count(run["nfe"])) if solved else "",
             ]
         )
@@ -64,7 +65,7 @@ def lm_evaluations() -> str:
         runs = [found[f"{name} {seed}"] for seed in SEEDS]
         at = runs[0]["steps"].index(count)
         losses = ", ".join(f"{run['loss'][at]:.3f}" for run in runs)
-        return f"{losses} ({_residual(runs[0]['residual'][at], 0)})"
+        return f"{losses} ({residual(runs[0]['residual'][at], 0)})"
 
     return markdown(
         ["evaluations", *names.values()],
