@@ -109,7 +109,7 @@ def front_families() -> str:
         "lm": (
             "[Attractors, DEQ transformers](deq_zoo/lm/README.md): text",
             "deq-zoo sample lm-reference",
-            "perplexity on the validation text of WikiText-2, 20 minutes of training, with 1 and 4 M "
+            "perplexity on the validation text of WikiText-2 after 20 minutes, 1 and 4 M "
             f"parameters: {_both('attractor')}, an explicit transformer {_both('explicit')}",
             _published("lm-wt103-final", "on WikiText-103"),
         ),
