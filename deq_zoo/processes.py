@@ -139,7 +139,8 @@ def start_processes(preset: Preset, cpu: bool) -> Processes:
     try:
         accelerator = Accelerator(
             mixed_precision=preset.precision if preset.precision in AUTOCAST else "no",
-            cpu=cpu,
+            # Without an accelerator, accelerate connects processes only if it is told of the CPU.
+            cpu=cpu or not torch.accelerator.is_available(),
             kwargs_handlers=handlers,
         )
     except (dist.DistError, ValueError) as error:
@@ -149,6 +150,14 @@ def start_processes(preset: Preset, cpu: bool) -> Processes:
             f"the processes of this run did not find each other: {error}; a launcher such as "
             "torchrun sets WORLD_SIZE and what belongs to it: unset it to train with one process"
         ) from None
+    started = os.environ.get("WORLD_SIZE", str(accelerator.num_processes))
+    if started != str(accelerator.num_processes):
+        # Each of them would train alone, and all into one folder.
+        raise ZooError(
+            f"a launcher has started {started} processes (WORLD_SIZE), and this one is connected "
+            f"to {accelerator.num_processes - 1} others: unset WORLD_SIZE to train with one "
+            "process, or use --cpu"
+        )
     if preset.precision == "fp16" and accelerator.device.type == "cpu":
         # On a CPU accelerate leaves fp16 out without a word: neither autocast nor scaled losses.
         accelerator.native_amp = True
