@@ -20,7 +20,7 @@ def page(prompt: str, text: str, seed: int) -> Picture:
     """Draw a text that begins with the prompt.
 
     Args:
-        prompt: the first words of the validation text.
+        prompt: words of the validation text.
         text: by the model, the prompt included.
         seed: of the random choices.
     """
@@ -32,8 +32,8 @@ def page(prompt: str, text: str, seed: int) -> Picture:
     figure.text(0.02, 0.97, shown, family="monospace", fontsize=8.5, va="top", parse_math=False)
     words = " ".join(prompt.split())
     caption = (
-        f"Text by the model after “{textwrap.shorten(words, 60, placeholder='...')}”, the first "
-        f"words of the validation text; drawn once, with seed {seed}, and not selected."
+        f"Text by the model after “{textwrap.shorten(words, 60, placeholder='...')}”, words of "
+        f"the validation text; drawn once, with seed {seed}, and not selected."
     )
     return Picture("page", caption, to_png(figure))
 
@@ -47,7 +47,15 @@ def _drawable_characters() -> frozenset[str]:
 
 
 def first_words(text: str) -> str:
-    """Return a text without the last word, which may be cut."""
+    """Return the beginning of a text without its last word, which may be cut.
+
+    A text may be cut at its beginning, too: if there is a second paragraph, its first line is
+    returned.
+    """
+    _, blank, rest = text.partition("\n\n")
+    line, end, _ = rest.strip().partition("\n")
+    if blank and end:
+        return line
     text = text.strip()
     return text[: text.rfind(" ")] if " " in text else text
 

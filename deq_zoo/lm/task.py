@@ -52,7 +52,7 @@ from deq_zoo.task import (
 from deq_zoo.uses import BACKWARD_SOLVE, GRADIENT, JACOBIAN, NORM, SOLVE
 from torchdeq import DEQConfig, jac_reg
 
-_SHOWN = Sampling(tokens=300)  # the text in the report
+_SHOWN = Sampling(tokens=300, temperature=0.6, top_p=0.9)  # the text in the report
 
 
 @dataclass(frozen=True)
@@ -339,7 +339,7 @@ class LanguageTask(Task):
         tokenizer = find_vocabulary(self, model)
         ids = self._encode_split("val", tokenizer)
         curve = steps_curve(model, self._eval_streams(ids), self._eval_memory)
-        options = replace(_SHOWN, prompt=first_words(tokenizer.decode(ids[:60].tolist())))
+        options = replace(_SHOWN, prompt=first_words(tokenizer.decode(ids[:100].tolist())))
         text = "\n".join(self._write(model, options))
         tolerance = self.deq.f_stop.goal if self.deq.f_stop_mode == "rel" else 0.0
         budget = self.deq.budget_in_evaluation or self.deq.grad[0]
