@@ -137,6 +137,22 @@ def test_gradients_of_second_order_are_exact() -> None:
 
 
 @pytest.mark.slow
+def test_spectral_radii_are_those_of_a_plain_f(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "_BACKEND", "inductor")  # which may reuse saved tensors
+    models = [Model(compile_f=each).eval() for each in (False, True)]
+    for n in (4, 7, 5):  # from the second on, graphs of any size
+        x = torch.randn(n, 8)
+
+        def radii(model: Model, x: Tensor = x) -> Tensor:
+            f = lambda z: model.cell(z, x)  # noqa: E731
+            stats = model.deq(f, torch.zeros_like(x), sradius_mode=True)[1]
+            found: Tensor = stats["sradius"]
+            return found
+
+        torch.testing.assert_close(*map(radii, models))
+
+
+@pytest.mark.slow
 def test_modules_of_different_sizes_do_not_share_graphs() -> None:
     models = [Model(d, compile_f=True, ift=True) for d in (4, 6, 8, 10, 12)]
     for _ in range(2):

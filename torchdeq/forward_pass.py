@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -94,5 +95,6 @@ class ForwardPass:
 
         if not fz.requires_grad:
             return h.new_zeros(len(h))
-        with peers.backward():
+        running = getattr(self.func, "running", nullcontext)  # of a map that `compile_f` compiled
+        with peers.backward(), running():
             return spectral_radius(vjp, h, any_process=peers.any).radius
