@@ -10,6 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+def look_up(ids: Tensor, table: Tensor) -> Tensor:
+    """Return the rows (..., D) of a table (V, D) that ids (...) name."""
+    try:
+        return F.embedding(ids, table)
+    except IndexError:
+        raise _out_of_range(ids, len(table)) from None
+
+
+def _out_of_range(ids: Tensor, tokens: int) -> ValueError:
+    return ValueError(f"tokens must lie in [0, {tokens}), got {int(ids.min())} to {int(ids.max())}")
+
+
 class AdaptiveVocabulary(nn.Module):
     r"""The vectors of all tokens, for input and output: wide for frequent tokens, narrow for rare.
 
@@ -79,15 +91,13 @@ class AdaptiveVocabulary(nn.Module):
         """Return the vectors (B, L, D) of ids (B, L)."""
         self._check(ids)
         if self.shrink == 1:
-            e = F.embedding(ids, self.tables[0])
+            e = look_up(ids, self.tables[0])
             e = F.linear(e, self.projections[0]) if len(self.projections) else e
             return e * sqrt(self.width)
         flat = ids.reshape(-1)
         rows = [self._members(flat, i) for i in range(len(self.tables))]
         if sum(len(of_i) for of_i in rows) < len(flat):
-            raise ValueError(
-                f"ids must lie in [0, {self.tokens}), got {int(flat.min())} to {int(flat.max())}"
-            )
+            raise _out_of_range(flat, self.tokens)
         parts = [
             F.linear(F.embedding(flat[of_i] - self.ends[i], self.tables[i]), self.projections[i])
             for i, of_i in enumerate(rows)

@@ -34,14 +34,18 @@ except ImportError as error:
 from deq_zoo.errors import ZooError
 from deq_zoo.lm.build import build_model
 from deq_zoo.lm.hugging_face_cache import EquilibriumCache, check_no_holes, padding_before
+from deq_zoo.lm.hugging_face_checks import (
+    check_arguments,
+    check_cache,
+    check_labels,
+    check_padding,
+    check_texts,
+)
 from deq_zoo.lm.hugging_face_config import DEQLanguageConfig
 from deq_zoo.lm.hugging_face_tokens import OnlyTokens, SilentLexicon, as_fast_tokenizer
 from deq_zoo.lm.language_model import LanguageModel
 from deq_zoo.lm.memory import Memory
 from deq_zoo.loading import load
-
-#: Arguments of other models that follow from the tokens, their mask and the cache.
-_REDUNDANT = {"position_ids", "cache_position"}
 
 
 class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
@@ -50,7 +54,7 @@ class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
     Logits are log-probabilities. A text is read in segments, as evaluation in the zoo reads it.
     With `use_cache` the texts of a batch grow token by token; a design with a fixed point solves
     only for the new tokens then. Logits with a cache are those without one, up to the tolerance of
-    the solves. Padding, on either side, has no effect on the tokens of a text.
+    the solves. So are those with padding, on either side, and those without.
 
     Args:
         config: the configuration.
@@ -124,13 +128,14 @@ class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
             **others: `position_ids` and `cache_position` follow from the mask and the cache; any
                 other argument of transformers that is set is an error.
         """
-        _check_arguments(others)
-        _check_texts(input_ids, attention_mask, past_key_values, labels)
-        if attention_mask is None and bool((input_ids == self.config.vocab_size).any()):
-            raise ValueError("input_ids has padding, and there is no attention_mask: pass one")
-        # Padding has an id beyond the vocabulary, and no effect: any token can be in its place.
-        # `generate` goes on with it after the end of a text, where the mask has 1.
-        input_ids = input_ids.masked_fill(input_ids == self.config.vocab_size, 0)
+        check_arguments(others)
+        check_cache(past_key_values, self.model)
+        check_texts(input_ids, attention_mask, past_key_values, labels)
+        check_labels(labels, self.config.vocab_size)
+        padding = input_ids == self.config.padding_id
+        check_padding(padding, attention_mask)
+        # Padding may have an id beyond the vocabulary. It has no effect: any token can stand there.
+        input_ids = input_ids.masked_fill(padding, 0)
         wanted = use_cache and labels is None and not self.training
         cached = past_key_values is not None or bool(wanted)
         if labels is not None and past_key_values is not None:
@@ -214,6 +219,17 @@ class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         vocabulary: torch.nn.Module = self.model.vocabulary  # type: ignore[assignment]
         return vocabulary
 
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any
+    ) -> torch.nn.Module:
+        """Return the module with the vectors of the tokens; raise if their number should change."""
+        if new_num_tokens not in (None, self.config.vocab_size):
+            raise ValueError(
+                f"a DEQForCausalLM keeps its {self.config.vocab_size} tokens, and "
+                f"{new_num_tokens} were asked for: train a model with another vocabulary"
+            )
+        return self.get_input_embeddings()
+
     def get_output_embeddings(self) -> None:
         """Return None: input and output share their vectors inside one module."""
         return
@@ -233,41 +249,6 @@ class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False  # `forward` makes an `EquilibriumCache`
-
-
-def _check_texts(
-    ids: Tensor, mask: Tensor | None, past: EquilibriumCache | None, labels: Tensor | None
-) -> None:
-    """Raise `ValueError` for shapes that are not those of texts, their mask and their labels."""
-    if ids.dim() != 2 or not ids.numel():
-        raise ValueError(
-            f"input_ids must have the shape (texts, tokens) and a token at least, got shape "
-            f"{tuple(ids.shape)}"
-        )
-    seen = 0 if past is None else past.get_seq_length()
-    expected = (ids.shape[0], seen + ids.shape[1])
-    if mask is not None and tuple(mask.shape) != expected:
-        raise ValueError(
-            f"attention_mask must have the shape {expected}, of the texts with the {seen} tokens "
-            f"in the cache, got {tuple(mask.shape)}"
-        )
-    if mask is not None and not bool((mask != 0).any(dim=1).all()):
-        raise ValueError("attention_mask has only 0 for a text: a text needs a token")
-    if labels is not None and labels.shape != ids.shape:
-        raise ValueError(
-            f"labels must have the shape of input_ids, {tuple(ids.shape)}, got "
-            f"{tuple(labels.shape)}"
-        )
-
-
-def _check_arguments(others: dict[str, Any]) -> None:
-    """Raise `ValueError` for arguments that are set and that these models do not have."""
-    for name, value in others.items():
-        if name not in _REDUNDANT and value is not None and value is not False:
-            raise ValueError(
-                f"{name} has no effect on a DEQForCausalLM, which takes input_ids and returns "
-                f"logits, a loss and a cache: drop {name}"
-            )
 
 
 def save_folder(source: str | Path | LanguageModel, folder: str | Path) -> DEQForCausalLM:

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from deq_zoo.checks import check_at_least
 from deq_zoo.lm.config import LMConfig
 from torchdeq import DEQConfig
 
@@ -36,6 +37,18 @@ class DEQLanguageConfig(PreTrainedConfig):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         shape = LMConfig(**_as_tuples(net or {}))
+        check_at_least(1, length=length)
+        check_at_least(0, memory=memory, tokenizer_size=tokenizer_size)
+        if tokenizer_size > shape.tokens:
+            raise ValueError(
+                f"the tokenizer has {tokenizer_size} tokens (tokenizer_size), and the model has "
+                f"room for {shape.tokens}"
+            )
+        if kwargs.get("vocab_size", shape.tokens) != shape.tokens:
+            raise ValueError(
+                f"vocab_size={kwargs['vocab_size']} differs from the {shape.tokens} tokens of net: "
+                "drop vocab_size, or change tokens in net"
+            )
         options = DEQConfig(**(deq or {}))
         self.net = {**asdict(shape), "cutoffs": list(shape.cutoffs)}
         self.deq = {name: getattr(options, name) for name in sorted(options.given)}
@@ -48,6 +61,12 @@ class DEQLanguageConfig(PreTrainedConfig):  # type: ignore[misc]
         self.max_position_embeddings = length + memory
         kwargs.setdefault("tie_word_embeddings", False)
         super().__init__(**kwargs)
+
+    @property
+    def padding_id(self) -> int:
+        """Return the id of padding, the first after those of the tokenizer."""
+        size: int = self.tokenizer_size or self.vocab_size
+        return size
 
     @property
     def shape(self) -> LMConfig:

@@ -16,6 +16,7 @@ from deq_zoo.lm.tokens import EOS, UNKNOWN, Bytes, Pieces, Tokenizer, Words
 #: A token that no text has; its id is the first after those of the vocabulary.
 PAD = "<|pad|>"
 _ENDS = r"\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"  # of a line, as `str.splitlines` has them
+_SPACES = r"[\s\x1c-\x1f\x85]+"  # where `str.split` cuts
 _LINES = rf"[^{_ENDS}]*(?:\r\n|[{_ENDS}])|[^{_ENDS}]+"
 
 
@@ -58,6 +59,7 @@ def as_fast_tokenizer(tokenizer: Tokenizer) -> Any:
         pad_token=PAD,
         padding_side="left",
         clean_up_tokenization_spaces=False,
+        split_special_tokens=True,  # a text that spells the padding token is a text
     )
 
 
@@ -92,7 +94,7 @@ def _words(tokenizer: Words) -> Coder:
     known = {"unk_token": UNKNOWN} if UNKNOWN in vocabulary else {}
     coder = Coder(models.WordLevel(vocab=vocabulary, **known))
     coder.normalizer = normalizers.Replace("\n", f" {EOS} ")
-    coder.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    coder.pre_tokenizer = pre_tokenizers.Split(Regex(_SPACES), behavior="removed")
     ends = decoders.Replace(Regex(f" ?{EOS} ?"), "\n")
     joined = decoders.WordPiece(prefix="\0", cleanup=False)  # puts spaces between words
     coder.decoder = decoders.Sequence([joined, decoders.Fuse(), ends])

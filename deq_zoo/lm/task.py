@@ -116,7 +116,8 @@ class LanguageTask(Task):
         super().__post_init__()
         check_fields(self, 1, "batch", "length", "eval_batch")
         counts = ("pieces", "memory", "eval_memory", "eval_limit", "ahead", "ramp", "explicit")
-        check_fields(self, 0, "consistency", *counts)
+        check_fields(self, 0, *counts)
+        check_fields(self, 0, "consistency", finite=True)
         if not 0 <= self.forget <= 1:
             raise ValueError(f"forget is a share of batches, from 0 to 1, got {self.forget}")
 

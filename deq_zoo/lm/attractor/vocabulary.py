@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deq_zoo.lm.adaptive import AdaptiveVocabulary
+from deq_zoo.lm.adaptive import AdaptiveVocabulary, look_up
 from deq_zoo.lm.config import LMConfig
 
 
@@ -29,12 +29,7 @@ class TiedVocabulary(nn.Module):
     def embed(self, ids: Tensor) -> Tensor:
         """Return the vectors (B, L, D) of ids (B, L)."""
         _check(ids)
-        try:
-            e = F.embedding(ids, self.weight)
-        except IndexError:
-            raise ValueError(
-                f"tokens must lie in [0, {self.tokens}), got {int(ids.min())} to {int(ids.max())}"
-            ) from None
+        e = look_up(ids, self.weight)
         return e if self.scale == 1 else e * self.scale
 
     def nll(self, h: Tensor, target: Tensor) -> Tensor:

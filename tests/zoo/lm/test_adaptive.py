@@ -98,7 +98,7 @@ def test_tokens_that_are_not_there_are_an_error(shape: Any) -> None:
     for wrong in (15, -1, -100):  # the last is what others leave out of a loss
         with pytest.raises(IndexError):
             words.nll(h, torch.tensor([[3, wrong]]))
-    with pytest.raises(ValueError, match=r"ids must lie in \[0, 15\), got -1 to 3"):
+    with pytest.raises(ValueError, match=r"tokens must lie in \[0, 15\), got -1 to 3"):
         make_vocabulary(embed=8, cutoffs=(4, 9), shrink=2).embed(torch.tensor([[3, -1]]))
 
 

@@ -21,6 +21,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    DynamicCache,
     Trainer,
     TrainingArguments,
     pipeline,
@@ -28,12 +29,13 @@ from transformers import (
 
 from deq_zoo.lm.hugging_face import DEQForCausalLM, save_folder
 from deq_zoo.lm.hugging_face_cache import EquilibriumCache
+from deq_zoo.lm.hugging_face_config import DEQLanguageConfig
 from deq_zoo.lm.hugging_face_tokens import as_fast_tokenizer
 
 ALL = [*DESIGNS, "attractor"]
 #: Each has a decoder of its own; the original design shares that of the convergent one.
 SOLVED = ["redesigned", pytest.param("convergent", marks=pytest.mark.slow), "attractor"]
-TEXT = "one two\n three\ttwo \n\n  four Āé\r\nfive\u2028six  "
+TEXT = "one two\n three\ttwo \n\n  four Āé\r\nfive\u2028six\x1ctwo \x1f\x85one "
 
 
 @pytest.fixture(autouse=True)
@@ -330,11 +332,90 @@ def test_a_cache_that_was_reset_begins_again() -> None:
     assert torch.equal(again.logits, first.logits)
 
 
-def test_padding_without_a_mask_is_an_error() -> None:
-    model, ids = DEQForCausalLM.from_zoo(make("attractor")), draw()
-    ids[0, -1] = model.config.vocab_size
+def with_tokenizer(size: int) -> DEQForCausalLM:
+    """Return a model with room for 256 tokens, of which its tokenizer has some."""
+    config = DEQForCausalLM.from_zoo(make("attractor")).config
+    config.tokenizer_size = size
+    return DEQForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("size", [256, 200])
+@torch.no_grad()
+def test_padding_that_would_be_read_is_an_error(size: int) -> None:
+    model, ids = with_tokenizer(size), draw() % 100
+    whole = torch.ones_like(ids)
+    ids[0, -2:] = size
     with pytest.raises(ValueError, match="no attention_mask: pass one"):
         model(ids)
+    model(ids, attention_mask=whole)  # as `generate` goes on after the end of a text
+    ids[0, -1] = 1
+    with pytest.raises(ValueError, match="padding before a token where attention_mask has 1"):
+        model(ids, attention_mask=whole)
+
+
+def test_a_text_that_spells_the_padding_token_is_a_text(tmp_path: Path) -> None:
+    save_folder(make("attractor"), tmp_path)
+    text = "a<|pad|>b"
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer(text)["input_ids"] == list(text.encode())
+    assert tokenizer([text, "a"], padding=True)["input_ids"][1][0] == 256
+
+
+@torch.no_grad()
+def test_a_text_ends_at_stop_strings(tmp_path: Path) -> None:
+    save_folder(make("attractor"), tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    ids = torch.tensor([list(b"one ")])
+    letters = {"suppress_tokens": [*range(97), *range(123, 256)], "do_sample": False}
+    free = model.generate(ids, max_new_tokens=6, **letters)[0, 4:].tolist()
+    stopped = model.generate(
+        ids, max_new_tokens=6, stop_strings=[chr(free[2])], tokenizer=tokenizer, **letters
+    )[0, 4:].tolist()
+    assert stopped == free[: free.index(free[2]) + 1]
+
+
+def test_labels_that_are_no_tokens_are_errors() -> None:
+    model, ids = DEQForCausalLM.from_zoo(make("attractor")), draw()
+    for wrong in (-1, 256):
+        labels = ids.clone()
+        labels[0, 3] = wrong
+        with pytest.raises(ValueError, match=rf"labels must lie in \[0, 256\).* got {wrong}"):
+            model(ids, labels=labels)
+
+
+@torch.no_grad()
+def test_the_cache_of_another_model_is_an_error() -> None:
+    one, other = (DEQForCausalLM.from_zoo(make("attractor")) for _ in range(2))
+    cache = one(draw(), use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="cache of another model"):
+        other(draw(), past_key_values=cache)
+    with pytest.raises(TypeError, match="must be an EquilibriumCache, got DynamicCache"):
+        one(draw(), past_key_values=DynamicCache())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"length": 0}, "length must be at least 1, got 0"),
+        ({"memory": -1}, "memory must be at least 0, got -1"),
+        ({"tokenizer_size": 300}, "has 300 tokens .* room for 256"),
+        ({"vocab_size": 7}, "vocab_size=7 differs from the 256 tokens"),
+    ],
+)
+def test_a_configuration_that_contradicts_itself_is_an_error(
+    wrong: dict[str, Any], message: str
+) -> None:
+    net = DEQForCausalLM.from_zoo(make("attractor")).config.net
+    with pytest.raises(ValueError, match=message):
+        DEQLanguageConfig(net=net, **wrong)
+
+
+def test_the_number_of_tokens_stays() -> None:
+    model = DEQForCausalLM.from_zoo(make("attractor"))
+    assert model.resize_token_embeddings() is model.get_input_embeddings()
+    with pytest.raises(ValueError, match="keeps its 256 tokens, and 300 were asked for"):
+        model.resize_token_embeddings(300)
 
 
 def test_logits_of_chosen_positions() -> None:
