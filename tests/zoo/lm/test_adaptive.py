@@ -93,13 +93,11 @@ def test_half_precision_sums_in_single() -> None:
 def test_tokens_that_are_not_there_are_an_error(shape: Any) -> None:
     words, h = make_vocabulary(**shape), torch.zeros(1, 2, 8, dtype=torch.float64)
     for wrong in (15, -1):
-        with pytest.raises((ValueError, IndexError)):
+        with pytest.raises(ValueError, match=r"tokens must lie in \[0, 15\)"):
             words.embed(torch.tensor([[3, wrong]]))
     for wrong in (15, -1, -100):  # the last is what others leave out of a loss
         with pytest.raises(IndexError):
             words.nll(h, torch.tensor([[3, wrong]]))
-    with pytest.raises(ValueError, match=r"tokens must lie in \[0, 15\), got -1 to 3"):
-        make_vocabulary(embed=8, cutoffs=(4, 9), shrink=2).embed(torch.tensor([[3, -1]]))
 
 
 def test_shapes_that_cannot_be_are_errors() -> None:

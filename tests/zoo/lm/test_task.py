@@ -157,6 +157,11 @@ def test_the_weight_of_the_jacobian_rises_and_is_drawn_by_step() -> None:
     losses[1].value.backward()
 
 
+def test_a_weight_of_the_loss_is_finite() -> None:
+    with pytest.raises(ValueError, match="consistency must be at least 0 and finite, got inf"):
+        make_task(consistency=float("inf"))
+
+
 def test_consistency_penalises_the_last_step() -> None:
     plain, task = make_task(), make_task(consistency=2.0)
     torch.manual_seed(0)
