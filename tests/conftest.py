@@ -30,6 +30,7 @@ ZOO = [
     "test_demo.py",
     "test_docs.py",
     "test_examples.py",
+    "test_language_rivals.py",
     "test_provenance.py",
     "test_site.py",
     "test_tables.py",
