@@ -144,8 +144,8 @@ def test_spectral_radii_are_those_of_a_plain_f(monkeypatch: pytest.MonkeyPatch) 
         x = torch.randn(n, 8)
 
         def radii(model: Model, x: Tensor = x) -> Tensor:
-            f = lambda z: model.cell(z, x)  # noqa: E731
-            stats = model.deq(f, torch.zeros_like(x), sradius_mode=True)[1]
+            z0 = torch.zeros_like(x)
+            stats = model.deq(lambda z: model.cell(z, x), z0, sradius_mode=True)[1]
             found: Tensor = stats["sradius"]
             return found
 
