@@ -1,8 +1,8 @@
 """Draw the pictures of the README and of the families: `python -m tools.pictures [FAMILY...]`.
 
 Each is a picture that the report of a pretrained model has, or of a run that the command line
-names, as `inr=RUN`; they go to `docs/figures/families`. `front` and `maze` are the animations of
-the README.
+names, as `inr=RUN`; they go to `docs/figures/families`, and the part of each that the README shows
+to `small` in it. `front` and `maze` are the animations of the README.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from PIL import Image
@@ -24,16 +25,33 @@ from examples.demo.maze import show as show_maze
 from tools.site_pages import DOCS
 
 FOLDER = DOCS / "figures" / "families"
+SMALL = FOLDER / "small"
 WIDTH = 900  # pixels
-#: The model of each family, and which of its pictures says most.
+_SMALL_WIDTH = 440  # twice as many as in the README, for screens of high resolution
+
+
+class Shown(NamedTuple):
+    """What a family shows.
+
+    Args:
+        source: a model or a run of the family.
+        picture: the one of its report that says most.
+        part: left, top, right and bottom of what the README shows of it, as shares.
+    """
+
+    source: str
+    picture: str
+    part: tuple[float, float, float, float] = (0, 0, 1, 1)
+
+
 SHOWN = {
-    "mdeq": ("mdeq-digits", "predictions"),
-    "flow": ("flow-nano", "flows"),
-    "diffusion": ("diffusion-digits", "samples"),
-    "inr": ("runs/inr-quick", "fit"),
-    "ignn": ("ignn-chains", "chains"),
-    "lm": ("lm-reference", "page"),
-    "reason": ("reason-6x6", "steps"),
+    "mdeq": Shown("mdeq-digits", "predictions", (0, 0, 0.5, 0.66)),
+    "flow": Shown("flow-nano", "flows", (0, 0.25, 0.74, 0.75)),
+    "diffusion": Shown("diffusion-digits", "samples", (0.2, 0, 1, 1)),
+    "inr": Shown("runs/inr-quick", "fit", (0, 0, 1, 0.5)),
+    "ignn": Shown("ignn-chains", "chains"),
+    "lm": Shown("lm-reference", "page"),
+    "reason": Shown("reason-6x6", "steps", (0, 0, 0.43, 1)),
 }
 
 
@@ -51,7 +69,21 @@ def draw(source: str, name: str) -> Image.Image:
         raise SystemExit(f"{source} has the pictures {', '.join(pictures)}, not {name}")
     image = Image.open(io.BytesIO(pictures[name])).convert("RGB")
     image.thumbnail((WIDTH, WIDTH))
-    return image.quantize(128, dither=Image.Dither.NONE)  # half the bytes, and no visible change
+    return _fewer_colours(image)
+
+
+def shrink(image: Image.Image, part: tuple[float, float, float, float]) -> Image.Image:
+    """Return a part of a picture, see `Shown`, as small as the README shows it."""
+    (left, top, right, bottom), (width, height) = part, image.size
+    box = round(left * width), round(top * height), round(right * width), round(bottom * height)
+    small = image.convert("RGB").crop(box)
+    small.thumbnail((_SMALL_WIDTH, _SMALL_WIDTH))
+    return _fewer_colours(small)
+
+
+def _fewer_colours(image: Image.Image) -> Image.Image:
+    """Return a picture of half the bytes without a visible change."""
+    return image.quantize(128, dither=Image.Dither.NONE)
 
 
 def animate_digit() -> bytes:
@@ -84,10 +116,13 @@ def main() -> None:
             continue
         if family not in SHOWN:
             raise SystemExit(f"there is no family {family}: {', '.join(names)}")
-        source, name = SHOWN[family]
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        draw(run or source, name).save(FOLDER / f"{family}.png", optimize=True)
-        print(f"{family}.png: {name} of {run or source}")
+        shown = SHOWN[family]
+        source = run or shown.source
+        SMALL.mkdir(parents=True, exist_ok=True)
+        picture = draw(source, shown.picture)
+        picture.save(FOLDER / f"{family}.png", optimize=True)
+        shrink(picture, shown.part).save(SMALL / f"{family}.png", optimize=True)
+        print(f"{family}.png: {shown.picture} of {source}")
 
 
 if __name__ == "__main__":

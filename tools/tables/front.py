@@ -122,13 +122,16 @@ def front_families() -> str:
         ),
     }
     return markdown(
-        ["", "Family", "Try it", "Here", "Published, not repeated here"],
-        [[_picture(name), family, f"`{command}`", ours, theirs]
+        ["Family", "Try it", "Here", "Published, not repeated here"],
+        [[_picture(name) + family, f"`{command}`", ours, theirs]
          for name, (family, command, ours, theirs) in rows.items()],
     )  # fmt: skip
 
 
 def _picture(family: str) -> str:
-    """Return the picture of a family, if it has one."""
-    file = f"docs/figures/families/{family}.png"
-    return f'<img src="{file}" width="200" alt="{family}">' if (ROOT / file).exists() else ""
+    """Return the picture of a family, if it has one, to stand above its name.
+
+    A narrow page shrinks a picture to nothing in a column of its own, but not beside words.
+    """
+    file = f"docs/figures/families/small/{family}.png"
+    return f'<img src="{file}" width="220" alt="{family}"><br>' if (ROOT / file).exists() else ""
