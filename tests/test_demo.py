@@ -10,6 +10,7 @@ from PIL import Image, ImageSequence
 
 from deq_zoo.mdeq import MDEQClassifier
 from deq_zoo.preset import find_preset
+from deq_zoo.task import Picture
 from examples.demo import converging, maze, page, solving
 from examples.demo.animation import animated_images
 from examples.demo.cost import measure
@@ -50,6 +51,18 @@ def test_the_page_needs_nothing_else_and_hides_nothing() -> None:
     assert not re.search(r"(src|href)=.?(?!data:)\w", text)
     for piece in ("A &amp; B", "<td>&lt;2&gt;</td>", "<th>a</th>", "deq-zoo list", "lives"):
         assert piece in text
+
+
+def test_a_narrow_page_scrolls_strips_and_shrinks_other_pictures() -> None:
+    def figure_of(width: int) -> str:
+        file = io.BytesIO()
+        Image.new("L", (width, 10)).save(file, "PNG")
+        part = page.Section("A", "words", [Picture("a", "b", file.getvalue())])
+        return page.render("Title", "First words", [], [part])
+
+    scrolled = "<div class=scroll><img"
+    assert scrolled in figure_of(60)
+    assert scrolled not in figure_of(40)
 
 
 def test_the_cost_of_both_ways_is_measured() -> None:

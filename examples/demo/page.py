@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import struct
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
 from deq_zoo.task import Picture
 
+_STRIP = 5  # times as wide as high: a narrow page scrolls such a picture instead of shrinking it
 _STYLE = """
 :root{--ink:#1d232a;--soft:#5b6570;--line:#e2e5e9;--page:#f7f8fa;--card:#fff;--accent:#3b6fb6}
 @media(prefers-color-scheme:dark){:root{--ink:#e8eaed;--soft:#a2abb5;--line:#333a42;
@@ -18,18 +20,20 @@ body{font:16px/1.55 system-ui,sans-serif;margin:0;background:var(--page);color:v
 main{max-width:1040px;margin:0 auto;padding:40px 20px 64px}
 h1{font-size:clamp(26px,5vw,38px);line-height:1.15;margin:0 0 8px}
 h2{font-size:22px;margin:48px 0 4px}p{max-width:68ch;color:var(--soft);margin:4px 0 16px}
-.numbers{display:flex;flex-wrap:wrap;gap:12px;margin:20px 0}
+.numbers{display:grid;grid-template-columns:repeat(auto-fit,minmax(200px,1fr));gap:12px;
+margin:20px 0}
 .numbers div,figure{background:var(--card);border:1px solid var(--line);border-radius:10px}
 .numbers div{padding:12px 18px}.numbers b{display:block;font-size:26px;color:var(--accent)}
 .numbers span{color:var(--soft);font-size:14px}
 .row{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,280px),1fr));gap:14px}
-figure{margin:0;padding:12px}figure img{width:100%;height:auto;display:block;border-radius:6px;
-background:#fff}
+figure{margin:0;padding:12px;min-width:0}figure img{width:100%;height:auto;display:block;
+border-radius:6px;background:#fff}
 figcaption{color:var(--soft);font-size:14px;margin-top:8px}
 table{border-collapse:collapse;background:var(--card);width:100%}
 th,td{border:1px solid var(--line);padding:8px 12px;text-align:left}
-.scroll{overflow-x:auto}pre{background:var(--card);border:1px solid var(--line);border-radius:10px;
-padding:14px;overflow-x:auto}a{color:var(--accent)}
+.scroll{overflow-x:auto}.scroll img{min-width:760px}
+pre{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px;
+overflow-x:auto}a{color:var(--accent)}
 """
 
 
@@ -83,10 +87,11 @@ def _section(part: Section) -> str:
 
 def _figure(picture: Picture) -> str:
     data = base64.b64encode(picture.png).decode()
-    return (
-        f'<figure><img alt="{escape(picture.name)}" src="data:image/png;base64,{data}">'
-        f"<figcaption>{escape(picture.caption)}</figcaption></figure>"
-    )
+    image = f'<img alt="{escape(picture.name)}" src="data:image/png;base64,{data}">'
+    width, height = struct.unpack(">II", picture.png[16:24])  # of every PNG
+    if width > _STRIP * height:
+        image = f"<div class=scroll>{image}</div>"
+    return f"<figure>{image}<figcaption>{escape(picture.caption)}</figcaption></figure>"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
