@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.storing import RESULTS, store_part
+from benchmarks.storing import results_file, store_part
 from deq_zoo.diffusion import Adjoint, ParallelChain, invert, make_unet, parallel_sample
 from deq_zoo.diffusion.data import scaled
 from deq_zoo.diffusion.model import CIFAR10
@@ -37,7 +37,7 @@ from deq_zoo.loading import open_model
 from torchdeq import Phantom, StopRule
 from torchdeq.solver import Anderson
 
-FILE = RESULTS / "diffusion.json"
+NAME = "diffusion"
 
 
 @dataclass(frozen=True)
@@ -84,13 +84,14 @@ def main() -> None:
     if args.measure_memory:
         print(json.dumps(measure_memory(size)))
         return
+    file = results_file(NAME, args.small)
     for name in [args.only] if args.only else list(PARTS):
         rows = []
         for row in PARTS[name](size, args):
             rows.append(row)
             print("  ".join(f"{key} {_show(value)}" for key, value in row.items()), flush=True)
             # At once: a later part may fail.
-            store_part(FILE, name, {"small": args.small, "rows": rows}, seeds=[0])
+            store_part(file, name, {"rows": rows}, seeds=[0])
 
 
 def _show(value: Any) -> str:

@@ -38,7 +38,7 @@ from benchmarks.flow_models import (
     weights,
 )
 from benchmarks.peak import forget_peak, growth_mb
-from benchmarks.storing import RESULTS, read, store_part
+from benchmarks.storing import read, results_file, store_part
 from deq_zoo.files import write_atomically
 from deq_zoo.flow import DEQFlow, FlowConfig
 from deq_zoo.flow.augment import Pair
@@ -47,7 +47,7 @@ from deq_zoo.flow.metrics import FlowScores
 from deq_zoo.flow.video import FlowStream
 from deq_zoo.flow.warps import synthetic_video, unfolded
 
-FILE = RESULTS / "flow.json"
+NAME = "flow"
 
 
 def main() -> None:
@@ -58,17 +58,17 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="parts that are done, too")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    size = SMALL if args.small else Size()
+    size, file = SMALL if args.small else Size(), results_file(NAME, args.small)
     for name in [args.only] if args.only else list(PARTS):
-        if not (args.again or args.only) and read(FILE).get(name, {}).get("small") is args.small:
+        if not (args.again or args.only) and name in read(file):
             continue
         began, rows = time.process_time(), []
         for row in PARTS[name](size, args.data_dir):
             rows.append(row)
             print("  ".join(f"{key} {_show(value)}" for key, value in row.items()), flush=True)
             minutes = (time.process_time() - began) / 60
-            part = {"small": args.small, "cpu_minutes": round(minutes, 1), "rows": rows}
-            store_part(FILE, name, part, seeds=[0])  # at once: an interruption loses nothing
+            part = {"cpu_minutes": round(minutes, 1), "rows": rows}
+            store_part(file, name, part, seeds=[0])  # at once: an interruption loses nothing
 
 
 def _show(value: Any) -> str:
@@ -78,12 +78,12 @@ def _show(value: Any) -> str:
 def train(size: Size, data_dir: str | None) -> Iterator[dict[str, Any]]:
     """Yield errors after equal processor time; models that are there are not trained again."""
     for way in WAYS:
-        file = weights(way).with_suffix(".json")
+        file = weights(way, size).with_suffix(".json")
         row = json.loads(file.read_text()) if file.exists() else {}
-        if row.get("limit") != size.train_seconds:
+        if not row:
             model, row = train_one(way, size)
             row |= {name: error(model, pairs) for name, pairs in test_sets(size, data_dir).items()}
-            torch.save(model.state_dict(), weights(way))
+            torch.save(model.state_dict(), weights(way, size))
             write_atomically(file, json.dumps(row) + "\n")
         yield row
 

@@ -74,10 +74,10 @@ def task_of(way: str, size: Size) -> WarpTask:
     )
 
 
-def weights(way: str) -> Path:
-    """Return the file for the weights of a way to train."""
+def weights(way: str, size: Size) -> Path:
+    """Return the file for the weights of a way to train; a trial run has files of its own."""
     WEIGHTS.mkdir(parents=True, exist_ok=True)
-    return WEIGHTS / f"{way.replace(',', '').replace(' ', '_')}.pth"
+    return WEIGHTS / f"{way.replace(',', '').replace(' ', '_')}_{size.train_seconds:g}s.pth"
 
 
 def train_one(way: str, size: Size) -> tuple[DEQFlow, dict[str, Any]]:
@@ -135,7 +135,7 @@ def error_of(method: Callable[[Pair], Tensor], pairs: Sequence[Pair] | FlowSet) 
 
 def trained(way: str, size: Size) -> DEQFlow:
     """Return the model that the part `train` has saved."""
-    file = weights(way)
+    file = weights(way, size)
     if not file.exists():
         raise SystemExit(f"there is no {file}: run python -m benchmarks.flow --only train first")
     model = task_of(way, size).build()

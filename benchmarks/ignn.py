@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.ignn_layout import compare_layouts
 from benchmarks.ignn_rivals import Baseline
-from benchmarks.storing import RESULTS, store_part
+from benchmarks.storing import results_file, store_part
 from deq_zoo.evaluate import evaluate
 from deq_zoo.ignn import IGNNConfig
 from deq_zoo.ignn.presets import CLIPPED, EXACT, FAR, LONG
@@ -27,7 +27,7 @@ from deq_zoo.ignn.task import NodeTask
 from deq_zoo.record import SolverRecord
 from deq_zoo.task import Shard, Split
 
-FILE = RESULTS / "ignn.json"
+NAME = "ignn"
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,15 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     size = replace(SMALL if args.small else Size(), row_seconds=args.row_seconds)
+    file = results_file(NAME, args.small)
     for name in [args.only] if args.only else list(PARTS):
         began, rows = time.perf_counter(), []
         for row in PARTS[name](size, args.data_dir):
             rows.append(row)
             print("  ".join(f"{key} {_show(value)}" for key, value in row.items()), flush=True)
         minutes = (time.perf_counter() - began) / 60
-        part = {"small": args.small, "minutes": round(minutes, 1), "rows": rows}
-        store_part(FILE, name, part, seeds=size.seeds_of(name))
+        part = {"minutes": round(minutes, 1), "rows": rows}
+        store_part(file, name, part, seeds=size.seeds_of(name))
 
 
 def _show(value: Any) -> str:

@@ -24,12 +24,12 @@ from torch import nn
 
 from benchmarks.contest import installed
 from benchmarks.inr_speed import time_steps
-from benchmarks.storing import RESULTS, read, store_part
+from benchmarks.storing import read, results_file, store_part
 from deq_zoo.inr import FieldConfig, FitSignal, GeneraliseImage
 from deq_zoo.inr.recipes import CORRECTED, RECIPE, SHORT
 from deq_zoo.task import Shard
 
-FILE = RESULTS / "inr.json"
+NAME = "inr"
 Row = dict[str, Any]
 
 
@@ -85,17 +85,16 @@ class Results:
     """The rows of one part, in a file with those of the others."""
 
     def __init__(self, part: str, small: bool) -> None:
-        self.part, self.small = part, small
-        before = read(FILE).get(part, {})
-        self.rows: dict[str, Row] = before.get("rows", {}) if before.get("small") == small else {}
+        self.part, self.file = part, results_file(NAME, small)
+        self.rows: dict[str, Row] = read(self.file).get(part, {}).get("rows", {})
 
     def add(self, key: str, row: Row) -> None:
         """Add a row; the file is replaced as a whole."""
         resumed = bool(self.rows)
         self.rows[key] = row
-        content = {"small": self.small, "rows": self.rows, "summary": summary(self.rows)}
+        content = {"rows": self.rows, "summary": summary(self.rows)}
         seeds = [each.get("seed", 0) for each in self.rows.values()]
-        store_part(FILE, self.part, content, seeds, resumed=resumed)
+        store_part(self.file, self.part, content, seeds, resumed=resumed)
 
 
 def summary(rows: dict[str, Row]) -> dict[str, Row]:

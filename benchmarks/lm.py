@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.lm_rivals import Explicit, Recomputing
 from benchmarks.peak import forget_peak, growth_mb
-from benchmarks.storing import RESULTS, read, store_part
+from benchmarks.storing import read, results_file, store_part
 from deq_zoo.lm.data import Streams
 from deq_zoo.lm.decode import Chunked, Incremental
 from deq_zoo.lm.model import DEQTransformer
@@ -33,7 +33,7 @@ from deq_zoo.lm.task import LanguageTask
 from deq_zoo.preset import Preset
 from deq_zoo.task import WHOLE
 
-FILE = RESULTS / "lm.json"
+NAME = "lm"
 MODELS = Path(".bench") / "lm"
 Row = dict[str, Any]
 
@@ -93,10 +93,9 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="a minute or two, to try it out")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    size = SMALL if args.small else Size()
+    size, file = SMALL if args.small else Size(), results_file(NAME, args.small)
     for part in [args.only] if args.only else list(PARTS):
-        earlier = read(FILE).get(part, {})
-        done = earlier.get("rows", {}) if earlier.get("small") == args.small else {}
+        done = read(file).get(part, {}).get("rows", {})
         for key, make in PARTS[part](size, args.data_dir):
             if key in done:
                 continue
@@ -104,8 +103,7 @@ def main() -> None:
             done[key] = make()
             row = "  ".join(f"{name} {_show(value)}" for name, value in done[key].items())
             print(f"{part}  {key}  {row}", flush=True)
-            rows = {"small": args.small, "rows": done}
-            store_part(FILE, part, rows, seeds_of(part, size), resumed=resumed)
+            store_part(file, part, {"rows": done}, seeds_of(part, size), resumed=resumed)
 
 
 def seeds_of(part: str, size: Size) -> range:
@@ -157,7 +155,7 @@ def train(name: str, preset: Preset, seed: int, size: Size) -> Row:
         times.append(time.process_time() - began - spent)
     peak = growth_mb(before)
     MODELS.mkdir(parents=True, exist_ok=True)
-    save_file(model.state_dict(), _file(name, seed))
+    save_file(model.state_dict(), _file(name, seed, size))
     with torch.no_grad():
         result = task.evaluate(model.eval(), "val", thorough=name != "explicit")
     solver = result.solver.summary()
@@ -187,7 +185,7 @@ def curve(name: str, preset: Preset, seed: int, size: Size) -> Row:
     """Return the curve of one model."""
     task = preset.task
     assert isinstance(task, LanguageTask)
-    model = trained(name, task, seed)
+    model = trained(name, task, seed, size)
     model.deq.f_tol = 0.0  # exactly so many evaluations
     data = Streams.of(task.val_set, task.eval_batch, task.length)
     return steps_curve(model, data, task.memory, size.steps, size.curve_segments)._asdict()
@@ -204,7 +202,7 @@ def speeds(name: str, preset: Preset, size: Size) -> Row:
     """Return the median over interleaved rounds."""
     task = preset.task
     assert isinstance(task, LanguageTask)
-    model = trained(name, task, seed=0)
+    model = trained(name, task, 0, size)
     span = size.context + size.tokens
     ways: dict[str, Callable[[], Any]] = {"recomputing": lambda: Recomputing(model)}
     if name == "redesigned":
@@ -233,9 +231,9 @@ def speeds(name: str, preset: Preset, size: Size) -> Row:
     return row
 
 
-def trained(name: str, task: LanguageTask, seed: int) -> DEQTransformer:
+def trained(name: str, task: LanguageTask, seed: int, size: Size) -> DEQTransformer:
     """Return a model that `compare` has trained."""
-    file = _file(name, seed)
+    file = _file(name, seed, size)
     if not file.exists():
         raise SystemExit(f"{file} is missing: run python -m benchmarks.lm --only compare first")
     model = task.build()
@@ -244,8 +242,9 @@ def trained(name: str, task: LanguageTask, seed: int) -> DEQTransformer:
     return model.eval()
 
 
-def _file(name: str, seed: int) -> Path:
-    return MODELS / f"{name.replace(', ', '-')}-{seed}.safetensors"
+def _file(name: str, seed: int, size: Size) -> Path:
+    """Return the file for the weights of a model; a trial run has files of its own."""
+    return MODELS / f"{name.replace(', ', '-')}-{size.seconds:g}s-{seed}.safetensors"
 
 
 PARTS: dict[str, Callable[[Size, str], Rows]] = {"compare": compare, "nfe": nfe, "decode": decode}

@@ -1,7 +1,7 @@
 """What does each part of the attractor's training bring? The rows of `lm_designs --only ablate`.
 
 `one step` and `implicit gradient` have no residual loss, so their neighbour is `no residual loss`.
-Muon has the rate of AdamW: no rate was searched for it.
+Muon updates the matrices of the backbone with each of three rates; all else is as in its neighbour.
 """
 
 from __future__ import annotations
@@ -9,17 +9,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.lm_contest import with_rate
 from benchmarks.lm_rivals import FromZeros
 from benchmarks.lm_training import evaluate, train, trained
 from benchmarks.rows import Row
 from deq_zoo.lm.task import LanguageTask
 from deq_zoo.muon import Muon
+from deq_zoo.optim import Adam
 from deq_zoo.preset import Preset
+
+MUON_RATES = (5e-3, 1e-2, 2e-2)
 
 
 def variants(attractor: Preset, explicit: Preset) -> dict[str, Preset]:
-    """Return the attractor without a part of its training each, or with another, and the rival.
+    """Return the presets of all rows: the attractor with one part of its training changed.
+
+    The explicit transformer is among them, for comparison.
 
     Args:
         attractor: with its best learning rate.
@@ -45,9 +49,31 @@ def variants(attractor: Preset, explicit: Preset) -> dict[str, Preset]:
         "explicit": explicit,
         **{name: replace(attractor, task=replace(task, **part)) for name, part in own.items()},
         "mixed precision": replace(attractor, precision="bf16"),
-        "Muon": replace(attractor, optim=with_rate(Muon(), attractor.optim.lr)),
-        "explicit, Muon": replace(explicit, optim=with_rate(Muon(), explicit.optim.lr)),
+        **{f"Muon {rate:g}": with_muon(attractor, rate) for rate in MUON_RATES},
+        **{f"explicit, Muon {rate:g}": with_muon(explicit, rate) for rate in MUON_RATES},
     }
+
+
+def with_muon(preset: Preset, rate: float) -> Preset:
+    """Return a preset whose backbone has its matrices changed by Muon, all other weights as before.
+
+    Args:
+        preset: with the optimiser `Adam`.
+        rate: of Muon.
+    """
+    adam = preset.optim
+    assert isinstance(adam, Adam)
+    muon = Muon(
+        lr=adam.lr,
+        matrix_lr=rate,
+        core_factor=1.0,
+        betas=adam.betas,
+        eps=adam.eps,
+        weight_decay=adam.weight_decay,
+        core_decay=adam.weight_decay,
+        schedule=adam.schedule,
+    )
+    return replace(preset, optim=muon)
 
 
 def train_part(run: str, preset: Preset, seconds: float) -> Row:

@@ -27,8 +27,8 @@ from benchmarks.lm_contest import contestants, with_rate
 from benchmarks.lm_quality import GRADIENTS, measure
 from benchmarks.lm_rivals import Recomputing
 from benchmarks.lm_training import FOLDER, LanguageTraining, evaluate, train, trained
-from benchmarks.rows import Job, Row, make_rows, results_file
-from benchmarks.storing import read
+from benchmarks.rows import Job, Row, make_rows
+from benchmarks.storing import read, results_file
 from deq_zoo.lm.data import Streams
 from deq_zoo.lm.decode import make_decoder
 from deq_zoo.lm.reading import steps_curve

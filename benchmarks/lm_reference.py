@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from benchmarks.lm_contest import with_rate
 from benchmarks.lm_rivals import EXPLICIT, RivalTask
 from benchmarks.lm_training import evaluate, train, trained
-from benchmarks.rows import Job, Row, make_rows, results_file
+from benchmarks.rows import Job, Row, make_rows
+from benchmarks.storing import results_file
 from deq_zoo.lm import data as corpora
 from deq_zoo.lm.presets import lm_reference
 from deq_zoo.lm.reference import reference_splits
@@ -51,7 +52,8 @@ def main() -> None:
     size = SMALL if args.small else Size()
     file = results_file(NAME, args.small)
     for part in [args.only] if args.only else list(PARTS):
-        make_rows(file, part, PARTS[part](size), range(1), args.processes)
+        seeds = range(1) if part == "compare" else ()  # a compressor draws no random numbers
+        make_rows(file, part, PARTS[part](size), seeds, args.processes)
 
 
 def models() -> dict[str, Preset]:

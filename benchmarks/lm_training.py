@@ -34,7 +34,11 @@ def train(name: str, preset: Preset, seed: int, seconds: float) -> Row:
     """
     training = LanguageTraining(preset, seed, seconds, FOLDER / f"{name}.safetensors")
     training.run()
-    return training.scores() | training.figures()
+    figures = training.figures()
+    del figures[
+        "peak_mb"
+    ]  # of updates before the first solve; `LanguageTraining.peak_of` says more
+    return training.scores() | figures
 
 
 class LanguageTraining(TimedTraining[LanguageModel]):

@@ -110,10 +110,24 @@ def commit(root: Path = ROOT) -> str | None:
         return None
     try:
         name = _git(root, "rev-parse", "--short=7", "HEAD")
-        changes = _git(root, "status", "--porcelain", "-uno", "--", ".", *_OUTPUTS)
+        changes = _git(root, "status", "--porcelain", "-uall", "--", ".", *_OUTPUTS)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return f"{name} {CHANGED}" if changes else name
+    return f"{name} {CHANGED}" if any(map(_is_code, changes.splitlines())) else name
+
+
+def _is_code(change: str) -> bool:
+    """Return whether a line of `git status` is of a known file, or of a new program."""
+    return not change.startswith("??") or change.rstrip('"').endswith(".py")
+
+
+def refuse_changes() -> None:
+    """Raise SystemExit if the running code is in no commit: its results could not be checked."""
+    if _AT_START is not None and _AT_START.endswith(CHANGED):
+        raise SystemExit(
+            "the code differs from its commit, so nobody could repeat what it measures: commit "
+            "first, or try it out with --small, whose results are not kept"
+        )
 
 
 def _git(root: Path, *arguments: str) -> str:

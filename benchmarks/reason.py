@@ -28,7 +28,8 @@ from benchmarks.reason_answers import (
     trained,
 )
 from benchmarks.reason_training import train
-from benchmarks.rows import Job, Row, make_rows, results_file
+from benchmarks.rows import Job, Row, make_rows
+from benchmarks.storing import results_file
 from deq_zoo.evaluate import evaluate
 from deq_zoo.preset import Preset
 from deq_zoo.reason.presets import reason_maze13, reason_sudoku6, reason_sudoku9

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.storing import RESULTS, read, store_part
+from benchmarks.provenance import provenance, refuse_changes
+from benchmarks.storing import is_kept, read, store_part
 
 Row = dict[str, Any]
 
@@ -29,15 +30,12 @@ class Job(NamedTuple):
     arguments: tuple[Any, ...] = ()
 
 
-def results_file(name: str, small: bool) -> Path:
-    """Return the file of results; that of a small run, to try things out, is not kept."""
-    return RESULTS / f"{'partial.' if small else ''}{name}.json"
-
-
 def make_rows(
     file: Path, part: str, jobs: Iterator[Job], seeds: Sequence[int], processes: int
 ) -> None:
-    """Make the rows of a part that its file lacks; print and store each.
+    """Make the rows of a part that its file lacks; print and store each, with its origin.
+
+    Raises SystemExit if the rows would be kept, but the code is not that of a commit.
 
     Args:
         file: the file of results.
@@ -46,7 +44,11 @@ def make_rows(
         seeds: see `provenance`.
         processes: rows to make at the same time.
     """
-    done: dict[str, Row] = read(file).get(part, {}).get("rows", {})
+    if is_kept(file):
+        refuse_changes()
+    before = read(file).get(part, {})
+    done: dict[str, Row] = before.get("rows", {})
+    origins: dict[str, Row] = before.get("origins", {})
     missing = [job for job in jobs if job.key not in done]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(sorted({job.make.__module__ for job in missing}))
@@ -54,8 +56,16 @@ def make_rows(
         for key, row in pool.imap_unordered(_make, missing):
             resumed = bool(done)
             done[key] = row
+            origins[key] = _origin()
             print(f"{part}  {key}  {_show(row)}", flush=True)
-            store_part(file, part, {"rows": done}, seeds, resumed=resumed, threads=1)
+            content = {"rows": done, "origins": origins}
+            store_part(file, part, content, seeds, resumed=resumed, threads=1)
+
+
+def _origin() -> Row:
+    """Return the command, the commit and the machine of a row; those of a part may be several."""
+    record = provenance(seeds=None, threads=1)
+    return {name: record[name] for name in ("command", "commit", "machine")}
 
 
 def _end_with_parent() -> None:

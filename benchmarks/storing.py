@@ -13,6 +13,17 @@ from benchmarks.provenance import continued, provenance
 from deq_zoo.files import write_atomically
 
 RESULTS = Path(__file__).parent / "results"
+_TRIAL = "partial."  # the beginning of the names of files that git ignores
+
+
+def results_file(name: str, small: bool) -> Path:
+    """Return the file of results; that of a small run, to try things out, is not kept."""
+    return RESULTS / f"{_TRIAL if small else ''}{name}.json"
+
+
+def is_kept(file: Path) -> bool:
+    """Return whether a file belongs to the repository, not to a trial run."""
+    return file.parent == RESULTS and not file.name.startswith(_TRIAL)
 
 
 def read(file: Path) -> dict[str, Any]:

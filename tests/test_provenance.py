@@ -11,8 +11,17 @@ from pathlib import Path
 import pytest
 
 from benchmarks import provenance as module
-from benchmarks.provenance import JOINED, ROOT, commit, continued, provenance
-from benchmarks.storing import RESULTS, origins, read, store, store_part
+from benchmarks.provenance import (
+    CHANGED,
+    JOINED,
+    ROOT,
+    commit,
+    continued,
+    provenance,
+    refuse_changes,
+)
+from benchmarks.rows import make_rows
+from benchmarks.storing import RESULTS, is_kept, origins, read, results_file, store, store_part
 
 
 def git(folder: Path, *words: str) -> str:
@@ -38,6 +47,62 @@ def test_the_commit_is_that_of_the_clone_and_says_whether_code_was_changed(clone
     assert commit(clone) == name
     (clone / "program.py").write_text("2\n")
     assert commit(clone) == f"{name} with changes"
+
+
+def test_a_new_program_is_a_change_of_the_code_and_a_new_file_of_data_is_not(clone: Path) -> None:
+    name = commit(clone)
+    (clone / "puzzle.txt").write_text("1\n")
+    assert commit(clone) == name
+    (clone / "new").mkdir()
+    (clone / "new" / "möre.py").write_text("1\n")
+    assert commit(clone) == f"{name} with changes"
+
+
+@pytest.mark.parametrize("name", ["1234567", None])
+def test_code_of_a_commit_may_make_rows(name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_AT_START", name)
+    refuse_changes()
+
+
+def test_code_without_a_commit_makes_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_AT_START", "1234567 with changes")
+    with pytest.raises(SystemExit, match="commit first, or try it out with --small"):
+        refuse_changes()
+    with pytest.raises(SystemExit, match="commit first"):
+        make_rows(RESULTS / "reason.json", "nothing", iter(()), seeds=[], processes=1)
+
+
+def test_results_of_a_trial_run_have_a_file_that_is_not_kept() -> None:
+    kept, trial = (results_file("lm", small) for small in (False, True))
+    assert (kept.name, trial.name) == ("lm.json", "partial.lm.json")
+    assert is_kept(kept)
+    assert not is_kept(trial)
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda f: f.stem)
+def test_every_program_with_trial_runs_keeps_their_results_apart(file: Path) -> None:
+    text = file.read_text()
+    assert '"--small"' not in text or "results_file(" in text
+
+
+#: Parts whose rows come from code between two commits, with the reason that they are kept.
+BETWEEN_COMMITS = {
+    ("reason", "halting"): "a part of its rows; the others have a commit",
+    ("lm_designs", "ablate"): "to be measured again",
+    ("lm_reference", "compare"): "to be measured again",
+    ("lm_designs", "curve"): "three models of 20 minutes of training each",
+}
+
+
+def test_results_come_from_code_that_is_in_a_commit() -> None:
+    found = {
+        (file.stem, part)
+        for file in filter(is_kept, sorted(RESULTS.glob("*.json")))
+        for part, content in read(file).items()
+        if isinstance(content, dict)
+        and CHANGED in ((content.get("provenance") or {}).get("commit") or "")
+    }
+    assert found == set(BETWEEN_COMMITS)
 
 
 def test_results_of_an_earlier_part_are_no_change_of_the_code(clone: Path) -> None:

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import rows
 from benchmarks.rows import Job, Row, make_rows
 from benchmarks.storing import read
 from benchmarks.timed import TimedTraining
@@ -101,11 +100,9 @@ def test_rows_are_stored_one_by_one_and_only_missing_ones_are_made(
     found = read(file)["part"]["rows"]
     assert {key: row["square"] for key, row in found.items()} == {"two": 4, "three": 9}
     assert "three  square 9\n" in capsys.readouterr().out
-
-
-def test_a_small_run_does_not_touch_the_results() -> None:
-    assert rows.results_file("reason", small=False).name == "reason.json"
-    assert rows.results_file("reason", small=True).name == "partial.reason.json"
+    origins = read(file)["part"]["origins"]
+    assert list(origins) == ["two", "three"]
+    assert all(each.keys() == {"command", "commit", "machine"} for each in origins.values())
 
 
 def _say_and_wait(file: str) -> Row:
