@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import mean
 from typing import Any
 
 from tools.tables.frame import markdown, power, read, table
@@ -58,8 +57,8 @@ def _compare(part: str) -> str:
                 _residuals(runs),
                 _all(runs, "spectral_radius", 2),
                 _all(runs, "updates", 0),
-                f"{mean(run['ms_per_step'] for run in runs):.0f}",
-                f"{mean(run['peak_mb'] for run in runs):.0f}",
+                _all(runs, "ms_per_step", 0),
+                _all(runs, "peak_mb", 0),
             ]
             for words, runs in _by_gradient(part)
         ],
