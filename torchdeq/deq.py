@@ -20,8 +20,7 @@ from torchdeq.norm import reset_norm
 from torchdeq.packed import aux_at, without_aux
 from torchdeq.pytree import State, map_tensors
 from torchdeq.registry import Registry
-from torchdeq.stats import SolverStat
-from torchdeq.tracing import untraced
+from torchdeq.stats import SolverStat, untraced_solve
 
 Output = tuple[list[State], SolverStat]
 
@@ -57,7 +56,7 @@ class DEQBase(LiveOptions):
                 "code calls in this version: define train_states, or forward"
             )
 
-    @untraced
+    @untraced_solve
     def forward(
         self,
         func: Callable[..., State],

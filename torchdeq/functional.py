@@ -24,12 +24,12 @@ from torchdeq.pytree import S
 from torchdeq.solution import FixedPoint
 from torchdeq.solver import Anderson, Broyden, FixedPointIter, Solver, solve
 from torchdeq.solver.loop import solve_packed
-from torchdeq.stats import SolverStat
+from torchdeq.stats import SolverStat, untraced_solve
 from torchdeq.stopping import StopRule
-from torchdeq.tracing import graph_solver, untraced
+from torchdeq.tracing import graph_solver
 
 
-@untraced
+@untraced_solve
 def fixed_point(
     f: Callable[..., Any],
     z0: S,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,10 @@ from torch import Tensor
 from torchdeq.numbers import row_norm
 from torchdeq.stopping import Status, StopRule, relative
 from torchdeq.trace import Trace, summarise
+from torchdeq.tracing import untraced
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def _computing_first(name: str) -> Any:
@@ -140,6 +144,23 @@ class SolverStat(dict[str, Tensor]):
             nstep=torch.full_like(size, nstep),
             nfe=nstep,
         )
+
+
+def untraced_solve(fn: Callable[P, R]) -> Callable[P, R]:
+    """Return a function that solves such that `torch.compile` does not trace it.
+
+    Compiled code gets statistics that have been computed: the compiler counts the entries of a dict
+    without asking it, so a dict that waits for the first access makes its guards fail.
+    """
+    return untraced(fn, _with_statistics)
+
+
+def _with_statistics(result: R) -> R:
+    """Return the result of a solve after its statistics have been computed."""
+    for part in result if isinstance(result, tuple) else (getattr(result, "stats", None),):
+        if isinstance(part, SolverStat):
+            part._compute()
+    return result
 
 
 def _rebuild(values: dict[str, Tensor], nfe: int, status: Tensor) -> SolverStat:

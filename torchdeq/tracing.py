@@ -19,12 +19,21 @@ R = TypeVar("R")
 _graph_solver: ContextVar[Callable[..., Any] | None] = ContextVar("graph_solver", default=None)
 
 
-def untraced(fn: Callable[P, R]) -> Callable[P, R]:
+def untraced(fn: Callable[P, R], prepare: Callable[[R], R] | None = None) -> Callable[P, R]:
     """Return `fn` such that `torch.compile` breaks its graph there and does not trace `fn`.
 
     For loops whose control flow depends on values. Functions that `fn` calls may be compiled.
+
+    Args:
+        fn: the function.
+        prepare: applied to what `fn` returns to compiled code, by default nothing.
     """
-    hidden = without_compiler(fn)
+
+    def prepared(*args: P.args, **kwargs: P.kwargs) -> R:
+        result = fn(*args, **kwargs)
+        return result if prepare is None else prepare(result)
+
+    hidden = without_compiler(prepared)
 
     @wraps(fn)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from torchdeq.deq import get_deq
 from torchdeq.functional import fixed_point
 from torchdeq.grad import BACKWARDS, Implicit, implicit, second_call
 from torchdeq.modules import uses_compiler
@@ -213,3 +214,21 @@ def test_a_change_of_what_a_compiled_f_uses_does_not_reach_its_backward_pass(cha
             patch.setitem(globals(), "STOP", stop)
             grads.append(torch.autograd.grad(change(f, x), list(cell.parameters())))
     torch.testing.assert_close(*grads, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("solve_by", ["deq", "fixed_point"])
+def test_compiled_code_reads_statistics_of_a_solve_inside_it(solve_by: str) -> None:
+    cell, x = Cell(), torch.randn(3, 8)
+    deq = get_deq(f_solver="anderson", f_tol=1e-6)
+
+    def forward(x: Tensor) -> tuple[Tensor, Tensor, int]:
+        if solve_by == "deq":
+            states, stats = deq(lambda z: cell(z, x), torch.zeros_like(x))
+            z = states[-1]
+        else:
+            solution = fixed_point(lambda z: cell(z, x), torch.zeros_like(x), stop=STOP)
+            z, stats = solution.z, solution.stats
+        return torch.sin(z), stats["nstep"] + 1, len(stats)
+
+    expected, got = forward(x), torch.compile(forward, backend="eager")(x)
+    torch.testing.assert_close(got, expected)

@@ -20,16 +20,16 @@ from torchdeq.solver.base import FixedPointFn, Iterate, Outcome, Problem, Solver
 from torchdeq.solver.device_ledger import DeviceLedger, defers
 from torchdeq.solver.host_ledger import HostLedger
 from torchdeq.solver.ledger import Ledger
-from torchdeq.stats import SolverStat
+from torchdeq.stats import SolverStat, untraced_solve
 from torchdeq.stopping import StopRule
-from torchdeq.tracing import graph_solver, untraced
+from torchdeq.tracing import graph_solver
 
 #: Drop finished samples once at most this fraction of the batch is unfinished; 0.5 to 0.99 cost
 #: about the same.
 _COMPACT_AT = 0.8
 
 
-@untraced
+@untraced_solve
 @torch.no_grad()
 def solve(
     f: Callable[..., Any],
