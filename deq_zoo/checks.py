@@ -15,9 +15,19 @@ def check_at_least(least: float, *, finite: bool = False, **values: float) -> No
         **values: numbers by the names that the error uses.
     """
     for name, value in values.items():
+        if not isinstance(value, (int, float)):
+            raise TypeError(f"{name} must be a number, got {value!r}")
         if not (least <= value < inf if finite else least <= value):
             bound = f"at least {least}" + (" and finite" if finite else "")
             raise ValueError(f"{name} must be {bound}, got {value}")
+
+
+def check_integers(least: int, **values: int) -> None:
+    """Raise an error for the first value that is no integer, or below a bound."""
+    for name, value in values.items():
+        if not isinstance(value, int):
+            raise TypeError(f"{name} must be an integer, got {value!r}")
+    check_at_least(least, finite=False, **values)
 
 
 def check_fields(options: object, least: float, *names: str, finite: bool = False) -> None:

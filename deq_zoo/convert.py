@@ -125,7 +125,13 @@ def find_state(content: Any, source: str, key: str | None = None, task: Task | N
             break
         part, path = part[keys[0]], f"{path}.{keys[0]}".lstrip(".")
     _check_state(part, content, source)
-    return Part({name.removeprefix("module."): value for name, value in part.items()}, path)
+    state: dict[str, Tensor] = {}
+    for name, value in part.items():
+        short = name.removeprefix("module.")
+        if short in state:
+            raise CheckpointError(f"{source} has {short!r} twice, once with the prefix 'module.'")
+        state[short] = value
+    return Part(state, path)
 
 
 def _from_authors(task: Task, state: Weights, source: str, name: str) -> Converted:
@@ -168,10 +174,12 @@ def _check_state(part: Any, content: Any, source: str) -> None:
     parts = dict(enumerate(content)) if isinstance(content, (list, tuple)) else content
     others = [str(k) for k, v in parts.items() if _is_state(v)] if isinstance(parts, dict) else []
     if not others and isinstance(part, Mapping) and part:
-        wrong = next(k for k, v in part.items() if not isinstance(v, Tensor))
+        wrong, value = next(
+            (k, v) for k, v in part.items() if not (isinstance(k, str) and isinstance(v, Tensor))
+        )
         raise CheckpointError(
-            f"{wrong!r} in {source} is no tensor: {type(part[wrong]).__name__}; expected a dict of "
-            "tensors"
+            f"{wrong!r} in {source} is not the name of a tensor: its key is of type "
+            f"{type(wrong).__name__}, its value {type(value).__name__}; expected a dict of tensors"
         )
     hint = f"; there are dicts of tensors under {_listed(others)}: choose with --key" * bool(others)
     raise CheckpointError(

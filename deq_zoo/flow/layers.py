@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from deq_zoo.flow.config import STRIDE
 from deq_zoo.flow.offsets import Offsets
+from deq_zoo.plain_layers import require_weights
 
 
 class ResidualBlock(nn.Module):
@@ -150,6 +151,7 @@ class SepConvGRU(nn.Module):
     def _half(
         self, q: Tensor, z: nn.Conv2d, r: nn.Conv2d, c: nn.Conv2d, padding: tuple[int, int]
     ) -> HalfStep:
+        require_weights(convz=z, convr=r, convq=c)
         weight = torch.cat((z.weight, r.weight, c.weight))
         assert z.bias is not None
         assert r.bias is not None

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deq_zoo.plain_layers import require_weights
+
 Filter = Literal["siren_like", "fourier", "gabor"]
 FILTERS = ("siren_like", "fourier", "gabor")
 
@@ -53,6 +55,7 @@ class Injection(nn.Module):
             nn.init.uniform_(self.x_map.bias, -pi, pi)
 
     def forward(self, x: Tensor) -> list[Tensor]:
+        require_weights(x_map=self.x_map)
         # Half precision cannot represent the products of coordinates and high frequencies.
         with torch.autocast(x.device.type, enabled=False):
             return [self._part(x, k) for k in range(self.parts)]
@@ -110,6 +113,7 @@ class FilteredMap(nn.Module):
             solving: whether the caller evaluates f many times.
         """
         maps = [layer["z_map"] for layer in self.layers]  # type: ignore[index]
+        require_weights(z_map=maps[0])
         first, W = maps[0], maps[0].weight.mT
         if self.filter == "siren_like":
             g, c = u[0].sin(), first.bias + u[1]

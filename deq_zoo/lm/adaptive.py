@@ -87,6 +87,10 @@ class AdaptiveVocabulary(nn.Module):
         """Return the number of clusters after the first."""
         return len(self.ends) - 2
 
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return the vectors (B, L, D) of ids (B, L), for hooks to see."""
+        return self.embed(ids)
+
     def embed(self, ids: Tensor) -> Tensor:
         """Return the vectors (B, L, D) of ids (B, L)."""
         self._check(ids)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deq_zoo.plain_layers import is_plain
 from torchdeq import VariationalDropout
 
 
@@ -75,7 +76,10 @@ class RelativeAttention(nn.Module):
     def keys(self, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values (B, H, L, d) of normalised states (B, L, D) and injections."""
         width = x.shape[-1]
-        both = F.linear(x, self.qkv_net.weight[width:]) + u[..., width:]
+        if is_plain(self.qkv_net):
+            both = F.linear(x, self.qkv_net.weight[width:]) + u[..., width:]
+        else:
+            both = (self.qkv_net(x) + u)[..., width:]
         k, v = both.unflatten(2, (2, self.heads, width // self.heads)).permute(2, 0, 3, 1, 4)
         return k, v
 
@@ -86,7 +90,10 @@ class RelativeAttention(nn.Module):
 
     def _project(self, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values (B, H, L, d)."""
-        flat = torch.addmm(u.flatten(0, 1), x.flatten(0, 1), self.qkv_net.weight.mT)
+        if is_plain(self.qkv_net):
+            flat = torch.addmm(u.flatten(0, 1), x.flatten(0, 1), self.qkv_net.weight.mT)
+        else:
+            flat = (self.qkv_net(x) + u).flatten(0, 1)
         d = x.shape[2] // self.heads
         q, k, v = flat.view(*x.shape[:2], 3, self.heads, d).permute(2, 0, 3, 1, 4)
         return q, k, v

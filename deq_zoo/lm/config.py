@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from deq_zoo.checks import check_choices, check_fields
+from deq_zoo.checks import check_choices, check_fields, check_integers
 
 _PUBLISHED_ONLY = ("min_evaluations", "adjoint_clip")
 _ATTRACTOR_ONLY = (
@@ -94,8 +94,9 @@ class LMConfig:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        check_fields(self, 1, "tokens", "width", "heads", "inner", "blocks", "shrink")
-        check_fields(self, 0, "embed", "window", "backbone")
+        sizes = ("tokens", "width", "heads", "inner", "blocks", "shrink")
+        check_integers(1, **{name: getattr(self, name) for name in sizes})
+        check_integers(0, embed=self.embed, window=self.window, backbone=self.backbone)
         check_fields(self, 0, "input_rms", "adjoint_clip", "gate_max", finite=True)
         check_fields(self, 0, "rotary_base", "leak", finite=True)
         self._check_used()

@@ -7,8 +7,9 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from deq_zoo.checks import check_at_least
+from deq_zoo.checks import check_integers
 from deq_zoo.lm.language_model import LanguageModel
+from deq_zoo.lm.prediction import check_ids
 from torchdeq import SolverStat
 
 
@@ -30,8 +31,8 @@ class Decoder(ABC):
         if model.training:
             raise ValueError("decoding needs model.eval(): dropout would change every answer")
         length = span if length is None else length
-        check_at_least(0, span=span)
-        check_at_least(1, length=length)
+        check_integers(0, span=span)
+        check_integers(1, length=length)
         self.model, self.span, self.length = model, span, length
         self.stats: SolverStat | None = None
         self._filled = 0  # tokens of the current segment
@@ -51,12 +52,16 @@ class Decoder(ABC):
     def advance(self, ids: Tensor) -> Tensor:
         """Add tokens (B, n) to the text; return their states (B, n, D)."""
         self._check_batch(ids)
+        if ids.shape[1] > self.length - self._filled:
+            check_ids(ids.flatten(), self.model.config.tokens)  # now: no piece can be taken back
         states = []
-        while ids.shape[1]:
+        rest = ids
+        while rest.shape[1]:
             room = self.length - self._filled
-            piece, ids = ids[:, :room], ids[:, room:]
+            piece, rest = rest[:, :room], rest[:, room:]
             states.append(self._read(piece))
             self._fill(piece.shape[1])
+        self._texts = len(ids)
         return torch.cat(states, dim=1)
 
     def _check_batch(self, ids: Tensor) -> None:
@@ -71,7 +76,6 @@ class Decoder(ABC):
                 f"this decoder holds {self._texts} texts, and the tokens are of {len(ids)}: feed "
                 "the next tokens of each text, or make a new decoder"
             )
-        self._texts = len(ids)
 
     def _fill(self, count: int) -> None:
         """Count new tokens of the current segment, and end a segment that is full."""

@@ -23,6 +23,7 @@ try:
         PreTrainedModel,
     )
     from transformers.modeling_outputs import CausalLMOutputWithPast
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 except ImportError as error:
     from deq_zoo.errors import MissingPackage
     from deq_zoo.packages import install
@@ -39,7 +40,9 @@ from deq_zoo.lm.hugging_face_checks import (
     check_cache,
     check_labels,
     check_padding,
+    check_positions,
     check_texts,
+    check_whole,
 )
 from deq_zoo.lm.hugging_face_config import DEQLanguageConfig
 from deq_zoo.lm.hugging_face_tokens import OnlyTokens, SilentLexicon, as_fast_tokenizer
@@ -83,7 +86,8 @@ class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         if not isinstance(own, LanguageModel):
             raise ZooError(f"{source} is no language model, but a {type(own).__name__}")
         options = own.deq.config
-        deq = {name: getattr(options, name) for name in options.given}
+        # Nobody sees the statistics here, so solves that fail must warn.
+        deq = {name: getattr(options, name) for name in options.given if name != "on_failure"}
         sizes = {name: own.facts[name] for name in ("length", "memory") if name in own.facts}
         tokenizer = own.lexicon.tokenizer
         tokenizer_size = 0 if tokenizer is None else tokenizer.size
@@ -97,6 +101,19 @@ class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         model.model.load_state_dict(state)
         model.model.lexicon.tokenizer = tokenizer
         return model
+
+    @classmethod
+    def from_pretrained(cls, source: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the model of a folder, as every model of transformers does.
+
+        Raises:
+            ValueError: if the folder lacks a weight, has one that the configuration has no place
+                for, or one with NaN or infinity.
+        """
+        wanted = kwargs.pop("output_loading_info", False)
+        model, report = super().from_pretrained(source, *args, output_loading_info=True, **kwargs)
+        check_whole(model, report, source)
+        return (model, report) if wanted else model
 
     def forward(
         self,
@@ -125,12 +142,13 @@ class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
             num_items_in_batch: the number by which the sum of losses is divided; by default the
                 number of scored labels.
             return_dict: False returns a tuple.
-            **others: `position_ids` and `cache_position` follow from the mask and the cache; any
-                other argument of transformers that is set is an error.
+            **others: `position_ids` and `cache_position` follow from the mask and the cache, and
+                other ones are an error; so is any other argument of transformers that is set.
         """
         check_arguments(others)
         check_cache(past_key_values, self.model)
         check_texts(input_ids, attention_mask, past_key_values, labels)
+        check_positions(others, input_ids, attention_mask)
         check_labels(labels, self.config.vocab_size)
         padding = input_ids == self.config.padding_id
         check_padding(padding, attention_mask)
@@ -142,7 +160,8 @@ class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
             raise ValueError("a loss needs the whole text: pass labels without past_key_values")
         if cached:
             if past_key_values is None:
-                past_key_values = EquilibriumCache(self.model)
+                sizes = self.config.memory, self.config.length
+                past_key_values = EquilibriumCache(self.model, *sizes)
             z = past_key_values.advance(input_ids, attention_mask)
         else:
             z = self._read_padded(input_ids, attention_mask)
@@ -241,7 +260,7 @@ class DEQForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
     def get_init_context(cls, *args: Any, **kwargs: Any) -> list[Any]:
         """Return the blocks around building a model that is loaded, on a device with memory.
 
-        On the meta device weights that a file lacks would stay without values.
+        A design initialises its weights where it is built, from numbers that a meta device lacks.
         """
         blocks = super().get_init_context(*args, **kwargs)
         return [each for each in blocks if not isinstance(each, torch.device)]
@@ -260,6 +279,8 @@ def save_folder(source: str | Path | LanguageModel, folder: str | Path) -> DEQFo
         source: a run folder, a checkpoint file, or a model.
         folder: where to write.
     """
+    if Path(folder).exists() and not Path(folder).is_dir():
+        raise FileExistsError(f"{folder} is a file, and the model needs a folder: name another one")
     model = DEQForCausalLM.from_zoo(source)
     tokenizer = as_fast_tokenizer(model.model.lexicon.require())
     model.generation_config.pad_token_id = tokenizer.pad_token_id
@@ -270,3 +291,5 @@ def save_folder(source: str | Path | LanguageModel, folder: str | Path) -> DEQFo
 
 AutoConfig.register(DEQLanguageConfig.model_type, DEQLanguageConfig, exist_ok=True)
 AutoModelForCausalLM.register(DEQLanguageConfig, DEQForCausalLM, exist_ok=True)
+# The Trainer shifts the labels of these names only, where it smooths them.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[DEQLanguageConfig.model_type] = DEQForCausalLM.__name__

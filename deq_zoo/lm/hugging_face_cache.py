@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -20,14 +21,17 @@ class EquilibriumCache(Cache):  # type: ignore[misc]
 
     Args:
         model: in evaluation mode.
+        memory: tokens before a segment that the model remembers.
+        length: tokens of a segment.
     """
 
     is_compileable = False
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModel, memory: int, length: int) -> None:
         super().__init__(layers=[])
-        self.model = model
+        self.model, self._sizes = model, (memory, length)
         self._length = 0  # positions seen, padding included
+        self._padding: Tensor | None = None  # (B,) positions before each text
         self._groups: list[tuple[Tensor, Decoder]] = []  # rows of the batch, and their decoder
 
     def advance(self, ids: Tensor, mask: Tensor | None) -> Tensor:
@@ -47,16 +51,15 @@ class EquilibriumCache(Cache):  # type: ignore[misc]
         if mask is not None:
             check_no_holes(mask)
             _check_no_padding(mask[:, -1:] if first else mask[:, -ids.shape[1] :])
-        padding = torch.zeros_like(ids[:, 0])
-        if first:
-            if mask is not None:
-                padding = padding_before(mask)
-            for amount in padding.unique().tolist():
-                rows = (padding == amount).nonzero().flatten()
-                self._groups.append((rows, self._new_decoder()))
+            self._check_same_padding(mask)
+        if self._padding is None:
+            self._padding = torch.zeros_like(ids[:, 0]) if mask is None else padding_before(mask)
+            for amount in self._padding.unique().tolist():
+                rows = (self._padding == amount).nonzero().flatten()
+                self._groups.append((rows, make_decoder(self.model, *self._sizes)))
         states: Tensor | None = None
         for rows, decoder in self._groups:
-            skipped = int(padding[rows[0]])
+            skipped = int(self._padding[rows[0]]) if first else 0
             z = decoder.advance(ids[rows, skipped:])
             if states is None:
                 states = z.new_zeros(*ids.shape, z.shape[2])
@@ -65,9 +68,22 @@ class EquilibriumCache(Cache):  # type: ignore[misc]
         self._length += ids.shape[1]
         return states
 
-    def _new_decoder(self) -> Decoder:
-        facts = self.model.facts
-        return make_decoder(self.model, facts["memory"], facts["length"])
+    def _check_same_padding(self, mask: Tensor) -> None:
+        """Raise `ValueError` if a mask hides other positions than that of the first tokens."""
+        if self._padding is not None and not torch.equal(padding_before(mask), self._padding):
+            raise ValueError(
+                f"attention_mask has {padding_before(mask).tolist()} positions of padding before "
+                f"the texts, and the cache has read texts with {self._padding.tolist()}: pass the "
+                "mask of these texts, longer by the new tokens"
+            )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> EquilibriumCache:
+        """Return a cache of the same texts, and of the same model, that grows on its own."""
+        memo[id(self.model)] = self.model
+        copy = type(self)(self.model, *self._sizes)
+        copy._length, copy._padding = self._length, self._padding
+        copy._groups = deepcopy(self._groups, memo)
+        return copy
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of positions, padding included."""
@@ -86,6 +102,7 @@ class EquilibriumCache(Cache):  # type: ignore[misc]
                 decoder.select(member[:, 1])
                 groups.append((member[:, 0], decoder))
         self._groups = groups
+        self._padding = None if self._padding is None else self._padding[beam_idx]
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every text."""
@@ -99,7 +116,7 @@ class EquilibriumCache(Cache):  # type: ignore[misc]
 
     def reset(self) -> None:
         """Forget all texts."""
-        self._groups, self._length = [], 0
+        self._groups, self._length, self._padding = [], 0, None
 
     def crop(self, max_length: int) -> None:
         """Raise `NotImplementedError`: a decoder cannot take tokens back."""

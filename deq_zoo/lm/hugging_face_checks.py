@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from deq_zoo.finite import find_not_finite
 from deq_zoo.lm.hugging_face_cache import EquilibriumCache
 from deq_zoo.lm.language_model import LanguageModel
 
 #: Arguments of other models that follow from the tokens, their mask and the cache.
-_REDUNDANT = {"position_ids", "cache_position"}
+_POSITIONS = ("position_ids", "cache_position")
 #: Arguments of `generate` that transformers passes on.
 _PASSED_ON = {"tokenizer", "assistant_tokenizer"}
 
@@ -83,10 +84,54 @@ def check_padding(padding: Tensor, mask: Tensor | None) -> None:
         )
 
 
+def check_whole(model: nn.Module, report: dict[str, Any], source: object) -> None:
+    """Raise `ValueError` if a loaded model has not exactly the weights of its file, all finite.
+
+    Args:
+        model: the model.
+        report: what transformers says about loading it.
+        source: the name of the folder.
+    """
+    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        names = sorted(map(str, report.get(what) or ()))
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise ValueError(
+                f"the weights of {source} do not fit its config.json: {what.replace('_', ' ')} "
+                f"{names[0]}{more}"
+            )
+    name = find_not_finite(model)
+    if name is not None:
+        raise ValueError(f"{name} in {source} holds NaN or infinity: its answers mean nothing")
+
+
+def check_positions(others: dict[str, Any], ids: Tensor, mask: Tensor | None) -> None:
+    """Raise `ValueError` for positions of two texts in a row, which a model would read as one."""
+    for name in _POSITIONS:
+        positions = others.get(name)
+        if positions is None:
+            continue
+        try:
+            steps = positions.expand_as(ids).diff(dim=1)
+        except RuntimeError:
+            raise ValueError(
+                f"{name} must have the shape of input_ids, {tuple(ids.shape)}, got "
+                f"{tuple(positions.shape)}"
+            ) from None
+        if mask is not None:
+            read = mask[:, -ids.shape[1] :] != 0
+            steps = steps.where(read[:, 1:] & read[:, :-1], 1)
+        if bool((steps != 1).any()):
+            raise ValueError(
+                f"{name} must rise by 1 from token to token, as in one text: several texts in a "
+                "row of input_ids would see each other, so put each in a row of its own"
+            )
+
+
 def check_arguments(others: dict[str, Any]) -> None:
     """Raise `ValueError` for arguments that are set and that these models do not have."""
     for name, value in others.items():
-        if name not in _REDUNDANT | _PASSED_ON and value is not None and value is not False:
+        if name not in _PASSED_ON.union(_POSITIONS) and value is not None and value is not False:
             raise ValueError(
                 f"{name} has no effect on a DEQForCausalLM, which takes input_ids and returns "
                 f"logits, a loss and a cache: drop {name}"

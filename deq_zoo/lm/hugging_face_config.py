@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from deq_zoo.checks import check_at_least
+from deq_zoo.checks import check_integers
 from deq_zoo.lm.config import LMConfig
 from torchdeq import DEQConfig
 
@@ -37,30 +37,26 @@ class DEQLanguageConfig(PreTrainedConfig):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         shape = LMConfig(**_as_tuples(net or {}))
-        check_at_least(1, length=length)
-        check_at_least(0, memory=memory, tokenizer_size=tokenizer_size)
+        check_integers(1, length=length)
+        check_integers(0, memory=memory, tokenizer_size=tokenizer_size)
         if tokenizer_size > shape.tokens:
             raise ValueError(
                 f"the tokenizer has {tokenizer_size} tokens (tokenizer_size), and the model has "
                 f"room for {shape.tokens}"
             )
-        if kwargs.get("vocab_size", shape.tokens) != shape.tokens:
-            raise ValueError(
-                f"vocab_size={kwargs['vocab_size']} differs from the {shape.tokens} tokens of net: "
-                "drop vocab_size, or change tokens in net"
-            )
+        sizes = _sizes(shape, length + memory)
+        for name, value in sizes.items():
+            if kwargs.get(name, value) != value:
+                raise ValueError(
+                    f"{name}={kwargs[name]} differs from the {value} that net, length and memory "
+                    f"give: drop {name}, or change these"
+                )
         options = DEQConfig(**(deq or {}))
         self.net = {**asdict(shape), "cutoffs": list(shape.cutoffs)}
         self.deq = {name: getattr(options, name) for name in sorted(options.given)}
         self.length, self.memory, self.tokenizer_size = length, memory, tokenizer_size
-        self.vocab_size, self.hidden_size = shape.tokens, shape.width
-        self.num_attention_heads = shape.heads
-        self.num_hidden_layers = shape.blocks + (
-            shape.backbone if shape.design == "attractor" else 0
-        )
-        self.max_position_embeddings = length + memory
         kwargs.setdefault("tie_word_embeddings", False)
-        super().__init__(**kwargs)
+        super().__init__(**(kwargs | sizes))
 
     @property
     def padding_id(self) -> int:
@@ -72,6 +68,18 @@ class DEQLanguageConfig(PreTrainedConfig):  # type: ignore[misc]
     def shape(self) -> LMConfig:
         """Return the shape of the model."""
         return LMConfig(**_as_tuples(self.net))
+
+
+def _sizes(shape: LMConfig, positions: int) -> dict[str, int]:
+    """Return the sizes by the names that every configuration of transformers has."""
+    explicit = shape.backbone if shape.design == "attractor" else 0
+    return {
+        "vocab_size": shape.tokens,
+        "hidden_size": shape.width,
+        "num_attention_heads": shape.heads,
+        "num_hidden_layers": explicit + shape.blocks,
+        "max_position_embeddings": positions,
+    }
 
 
 def _as_tuples(net: dict[str, Any]) -> dict[str, Any]:

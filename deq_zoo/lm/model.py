@@ -81,7 +81,7 @@ class DEQTransformer(LanguageModel):
 
     def inject(self, ids: Tensor) -> Tensor:
         """Return the injection (B, L, 3D) of tokens (B, L)."""
-        u: Tensor = self.injection(self.embedding_drop(self.vocabulary.embed(ids)))
+        u: Tensor = self.injection(self.embedding_drop(self.vocabulary(ids)))
         return u
 
     def solve(
@@ -104,7 +104,7 @@ class DEQTransformer(LanguageModel):
             return out
 
         if z0 is None:
-            z0 = u.new_zeros(*u.shape[:2], self.config.width, dtype=self.injection.weight.dtype)
+            z0 = u.new_zeros(*u.shape[:2], self.config.width, dtype=self.dtype)
         if not self.config.has_fixed_point:  # residuals say nothing about which state is best
             call["solver_kwargs"] = {**(call.get("solver_kwargs") or {}), "return_final": True}
         if call.get("compact"):  # streams leave with their injection, keys and values
@@ -136,7 +136,7 @@ class DEQTransformer(LanguageModel):
 
     def empty_memory(self, like: Tensor) -> Memory:
         """Return the memory at the beginning of a text, for a batch of the size of `like`."""
-        width, dtype = self.config.width, self.injection.weight.dtype
+        width, dtype = self.config.width, self.dtype
         streams = like.shape[0]
         z = like.new_zeros(streams, 0, self.func.memory_states * width, dtype=dtype)
         return Memory(z, z.new_zeros(streams, 0, 3 * width))

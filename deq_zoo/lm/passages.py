@@ -65,7 +65,7 @@ def _in_stream(
     def batches() -> Iterator[tuple[Tensor, tuple[Any, ...]]]:
         for part in parts:
             u = model.inject(part[:, :-1])
-            dtype = model.injection.weight.dtype
+            dtype = model.dtype
             yield u.new_zeros(*u.shape[:2], model.config.width, dtype=dtype), (u,)
 
     stream = open_stream(model.deq, f, slots, return_final=not model.config.has_fixed_point)

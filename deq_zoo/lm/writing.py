@@ -50,8 +50,9 @@ def choose(log_prob: Tensor, options: Sampling, rng: torch.Generator) -> Tensor:
         return log_prob.argmax(1, keepdim=True)
     ranked, ids = log_prob.float().cpu().sort(dim=1, descending=True)
     # Relative to the likeliest, whose 0 stays 0 at any temperature; in single precision a very
-    # small one would be 0.
-    p = ((ranked - ranked[:, :1]) / max(options.temperature, 1e-30)).softmax(1)
+    # small one would be 0, and a very large one infinite.
+    temperature = min(max(options.temperature, 1e-30), 1e30)
+    p = ((ranked - ranked[:, :1]) / temperature).softmax(1)
     if options.top_p < 1:  # at 1 every token must stay, and the sum below may round to above 1
         before = p.cumsum(1) - p  # probability of the tokens ranked higher
         p = torch.where(before < options.top_p, p, 0.0)

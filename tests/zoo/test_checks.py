@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from deq_zoo.checks import check_at_least, check_fields
+from deq_zoo.checks import check_at_least, check_fields, check_integers
 
 
 def test_values_at_the_bound_pass() -> None:
@@ -25,3 +25,14 @@ def test_the_error_names_option_bound_and_value(value: float) -> None:
 def test_infinity_is_an_error_where_a_number_must_be_finite() -> None:
     with pytest.raises(ValueError, match=r"^tol must be at least 0 and finite, got inf$"):
         check_at_least(0, finite=True, tol=float("inf"))
+
+
+@pytest.mark.parametrize("value", ["16", 2.5, None])
+def test_what_is_no_integer_is_named(value: object) -> None:
+    with pytest.raises(TypeError, match=f"^length must be an integer, got {value!r}$"):
+        check_integers(1, length=value)  # type: ignore[arg-type]
+    if value != 2.5:
+        with pytest.raises(TypeError, match=f"^tol must be a number, got {value!r}$"):
+            check_at_least(0, tol=value)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^length must be at least 1, got 0$"):
+        check_integers(1, length=0)

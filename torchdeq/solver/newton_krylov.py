@@ -103,7 +103,8 @@ class NewtonKrylov(Solver[Forcing]):
             except (NotImplementedError, RuntimeError) as error:
                 raise NotImplementedError(
                     "newton_krylov differentiates f in forward mode, which failed: pass "
-                    f"jacobian='difference' ({error})"
+                    f"jacobian='difference', on the command line --f_opt jacobian=difference "
+                    f"({error})"
                 ) from error
         norm = f.norm(v, keepdim=True)
         scale = 1 + f.norm(it.z, keepdim=True)

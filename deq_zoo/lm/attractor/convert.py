@@ -112,7 +112,7 @@ def _rotary(config: LMConfig, length: int) -> Tensor:
 
 def _check_rotary(config: LMConfig, table: Tensor) -> None:
     """Raise `CheckpointError` if a saved table is not that of the model's settings."""
-    own = _rotary(config, table.shape[1])
+    own = _rotary(config, table.shape[1] if table.dim() > 1 else 0)
     # Theirs is computed in single precision, and angles grow with the position.
     if table.shape != own.shape or bool(((table.double().cpu() - own).abs() > 1e-2).any()):
         raise CheckpointError(

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deq_zoo.lm.joint import joint_linear
 from torchdeq import VariationalDropout1d
 
 
@@ -88,7 +89,8 @@ class RotaryAttention(nn.Module):
 
     Attributes:
         plain: compute the softmax step by step. The fused kernels have no second derivative, which
-            a regularised Jacobian and gradients of higher order need.
+            a regularised Jacobian and gradients of higher order need, and no forward mode, which
+            Newton's method needs.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -104,8 +106,8 @@ class RotaryAttention(nn.Module):
 
     def attend(self, x: Tensor, around: Surroundings) -> tuple[Tensor, Tensor, Tensor]:
         """Return the output, and the keys and values that `keys` gives."""
-        weight = torch.cat((self.c_q.weight, self.c_k.weight, self.c_v.weight))
-        qk, values = self._by_head(F.linear(x, weight), 3).tensor_split((2,))
+        qkv = joint_linear(x, (self.c_q, self.c_k, self.c_v))
+        qk, values = self._by_head(qkv, 3).tensor_split((2,))
         qk, own = self._unit(qk), values[0]
         q, k = rotate(qk, around.cos, around.sin)
         k = torch.cat((around.k, k), dim=2) if around.k.shape[2] else k
@@ -120,7 +122,7 @@ class RotaryAttention(nn.Module):
 
     def keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys before their rotation, and values, (B, H, L, e), of normalised states."""
-        k, v = self._by_head(F.linear(x, torch.cat((self.c_k.weight, self.c_v.weight))), 2)
+        k, v = self._by_head(joint_linear(x, (self.c_k, self.c_v)), 2)
         return self._unit(k), v
 
     def _by_head(self, x: Tensor, kinds: int) -> Tensor:

@@ -78,8 +78,9 @@ class Attractor(LanguageModel):
         initialise_blocks(self.blocks, c.width, c.core_start == "random")
         self.deq = get_deq_in_order(options)
         twice = options.jac_loss_weight or options.jac_incremental or options.higher_order
+        forward_mode = getattr(self.deq.make_solver({}), "jacobian", None) == "exact"
         for block in self.blocks:
-            block.attn.plain = bool(twice)
+            block.attn.plain = bool(twice) or forward_mode
         self.published = PublishedSolve(c, options) if c.mixing == "published" else None
 
     @property
@@ -107,7 +108,7 @@ class Attractor(LanguageModel):
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the vectors (B, L, D) of tokens (B, L)."""
-        x: Tensor = self.embedding_drop(self.vocabulary.embed(ids))
+        x: Tensor = self.embedding_drop(self.vocabulary(ids))
         return x
 
     def surroundings(self, x: Tensor, memory: Memory | None = None) -> list[Surroundings]:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deq_zoo.checks import check_at_least
+from deq_zoo.checks import check_integers
 from deq_zoo.lm.attractor.decode import AttractorDecoder, Proposal
 from deq_zoo.lm.attractor.layers import Surroundings
 from deq_zoo.lm.attractor.model import Attractor
@@ -73,7 +73,7 @@ def write_many(
         slots: tokens that are solved at the same time, at most.
         choose: returns the next token for log-probabilities (V,).
     """
-    check_at_least(1, tokens=tokens, slots=slots)
+    check_integers(1, tokens=tokens, slots=slots)
     if not isinstance(model, Attractor) or model.published is not None:
         got = "mixing='published'" if isinstance(model, Attractor) else type(model).__name__
         raise TypeError(

@@ -26,6 +26,10 @@ class TiedVocabulary(nn.Module):
         self.tokens, self.scale = tokens, scale
         self.weight = nn.Parameter(torch.empty(tokens, width))
 
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return the vectors (B, L, D) of ids (B, L), for hooks to see."""
+        return self.embed(ids)
+
     def embed(self, ids: Tensor) -> Tensor:
         """Return the vectors (B, L, D) of ids (B, L)."""
         _check(ids)

@@ -190,3 +190,16 @@ def test_tokens_that_are_not_the_next_ones_are_errors(design: str) -> None:
         decoder.feed(torch.tensor([[1]]))
     decoder.select(torch.tensor([1]))
     decoder.feed(torch.tensor([[1]]))
+
+
+@pytest.mark.parametrize("design", [*DESIGNS, "attractor"])
+def test_tokens_that_cannot_be_read_leave_a_decoder_as_it_was(design: str) -> None:
+    model: Any = attractors.make_model() if design == "attractor" else make_model(design)
+    decoder, untouched = make_decoder(model, 4, 4), make_decoder(model, 4, 4)
+    wrong = torch.tensor([[1, 2, 3, 4, 99, 1]])  # in the second segment
+    with pytest.raises(ValueError, match=r"lie in \[0, 11\)"):
+        decoder.feed(wrong)
+    with pytest.raises(ValueError, match=r"lie in \[0, 11\)"):
+        decoder.feed(torch.tensor([[99]]))
+    ids = draw_ids(2, 6)  # another number of texts
+    assert_close(decoder.feed(ids), untouched.feed(ids), atol=0, rtol=0)

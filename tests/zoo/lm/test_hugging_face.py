@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from transformers import (
     TrainingArguments,
     pipeline,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.trainer_pt_utils import LabelSmoother
 
 from deq_zoo.lm.hugging_face import DEQForCausalLM, save_folder
 from deq_zoo.lm.hugging_face_cache import EquilibriumCache
@@ -208,7 +211,7 @@ def test_the_loss_is_the_mean_over_scored_labels() -> None:
     assert_close(model(ids, labels=labels, num_items_in_batch=22).loss, expected / 2)
     assert model(ids, labels=labels, return_dict=False)[0] == out.loss
     with pytest.raises(ValueError, match="without past_key_values"):
-        model(ids, labels=ids, past_key_values=EquilibriumCache(model.model))
+        model(ids, labels=ids, past_key_values=EquilibriumCache(model.model, 16, 16))
 
 
 @pytest.mark.parametrize(
@@ -294,3 +297,58 @@ def test_logits_of_chosen_positions() -> None:
     every = model(ids).logits
     assert_close(model(ids, logits_to_keep=torch.tensor([1, 4])).logits, every[:, [1, 4]])
     assert_close(model(ids, logits_to_keep=2).logits, every[:, -2:])
+
+
+@torch.no_grad()
+def test_a_copy_of_a_cache_goes_on_by_itself() -> None:
+    model, ids = DEQForCausalLM.from_zoo(make("attractor")), draw(2, 6)
+    mask = torch.ones_like(ids)
+    mask[1, 0] = 0
+    cache = model(ids[:, :4], mask[:, :4], use_cache=True).past_key_values
+    copy = deepcopy(cache)
+    assert copy.model is model.model
+    first = model(ids[:, 4:5], mask[:, :5], past_key_values=cache).logits
+    for _ in range(2):  # the copy is not touched by the original, nor by its own copies
+        again = model(ids[:, 4:5], mask[:, :5], past_key_values=deepcopy(copy)).logits
+        assert_close(again, first, atol=1e-12, rtol=0)
+
+
+@torch.no_grad()
+def test_a_changed_length_of_segments_holds_with_and_without_a_cache() -> None:
+    model, ids = DEQForCausalLM.from_zoo(make("attractor")), draw(1, 12)
+    whole = model(ids).logits
+    model.config.length, model.config.memory = 4, 0
+    assert_close(model(ids, use_cache=True).logits, model(ids).logits, atol=1e-9, rtol=0)
+    assert not torch.allclose(model(ids).logits, whole)
+
+
+def train_with(folder: Path, model: DEQForCausalLM, **options: Any) -> dict[str, torch.Tensor]:
+    """Train a copy for a step; return its parameters."""
+    rows = [{"input_ids": row, "labels": row} for row in draw(4, 8)]
+    arguments = TrainingArguments(
+        output_dir=str(folder), max_steps=1, per_device_train_batch_size=2, use_cpu=True,
+        report_to=[], save_strategy="no", disable_tqdm=True, learning_rate=1e-2, **options,
+    )  # fmt: skip
+    copy = deepcopy(model)
+    Trainer(model=copy, args=arguments, train_dataset=rows).train()
+    return {name: p.detach() for name, p in copy.named_parameters()}
+
+
+def test_noise_on_embeddings_reaches_the_model(tmp_path: Path) -> None:
+    model = DEQForCausalLM.from_zoo(make("attractor").float())
+    plain, noisy = train_with(tmp_path, model), train_with(tmp_path, model, neftune_noise_alpha=50)
+    assert any(not torch.equal(plain[name], noisy[name]) for name in plain)
+
+
+def test_smoothed_labels_are_those_of_the_next_token() -> None:
+    model, ids = DEQForCausalLM.from_zoo(make("attractor")), draw()
+    assert model._get_name() in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()  # the Trainer asks so
+    out = model(ids)
+    smooth = LabelSmoother(epsilon=0.0)({"logits": out.logits}, ids, shift_labels=True)
+    assert_close(smooth, model(ids, labels=ids).loss)
+
+
+def test_a_compiled_model_has_the_same_logits() -> None:
+    model, ids = DEQForCausalLM.from_zoo(make("attractor")), draw()
+    with torch.no_grad():
+        assert_close(torch.compile(model, backend="eager")(ids).logits, model(ids).logits)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from deq_zoo.errors import ZooError
 from deq_zoo.lm.tokens import Bytes
 
 pytest.importorskip("transformers")
 
-from transformers import DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from deq_zoo.lm.hugging_face import DEQForCausalLM, save_folder
 from deq_zoo.lm.hugging_face_cache import EquilibriumCache
 from deq_zoo.lm.hugging_face_config import DEQLanguageConfig
 from deq_zoo.lm.hugging_face_tokens import as_fast_tokenizer
 from tests.zoo.lm.test_hugging_face import draw, make
+from torchdeq import ConvergenceWarning
 
 
 @pytest.mark.parametrize("use_cache", [False, True])
@@ -53,7 +56,7 @@ def test_what_has_no_place_is_an_error() -> None:
     assert as_fast_tokenizer(Strange()).pad_token_id == 256
     with pytest.raises(TypeError, match="no tokenizer of transformers for object"):
         as_fast_tokenizer(object())  # type: ignore[arg-type]
-    cache = EquilibriumCache(make("convergent"))
+    cache = EquilibriumCache(make("convergent"), 16, 16)
     with pytest.raises(NotImplementedError, match="cannot take tokens back"):
         cache.crop(2)
     with pytest.raises(NotImplementedError, match="filled by its model"):
@@ -130,14 +133,16 @@ def test_the_cache_of_another_model_is_an_error() -> None:
         ({"length": 0}, "length must be at least 1, got 0"),
         ({"memory": -1}, "memory must be at least 0, got -1"),
         ({"tokenizer_size": 300}, "has 300 tokens .* room for 256"),
-        ({"vocab_size": 7}, "vocab_size=7 differs from the 256 tokens"),
+        ({"vocab_size": 7}, "vocab_size=7 differs from the 256 that net"),
+        ({"hidden_size": 9}, "hidden_size=9 differs from the 8 that net"),
+        ({"length": "16"}, "length must be an integer, got '16'"),
     ],
 )
 def test_a_configuration_that_contradicts_itself_is_an_error(
     wrong: dict[str, Any], message: str
 ) -> None:
     net = DEQForCausalLM.from_zoo(make("attractor")).config.net
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         DEQLanguageConfig(net=net, **wrong)
 
 
@@ -146,3 +151,79 @@ def test_the_number_of_tokens_stays() -> None:
     assert model.resize_token_embeddings() is model.get_input_embeddings()
     with pytest.raises(ValueError, match="keeps its 256 tokens, and 300 were asked for"):
         model.resize_token_embeddings(300)
+
+
+def change_weight(folder: Path, name: str, value: torch.Tensor | None) -> None:
+    """Write another value of a weight into a folder, or none."""
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    del weights[name]
+    save_file(weights if value is None else weights | {name: value}, file, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("model.vocabulary.weight", None, "missing keys model.vocabulary.weight"),
+        ("model.core.0.attn.c_q.weight", torch.full((8, 8), torch.nan), "holds NaN or infinity"),
+    ],
+)
+def test_weights_that_are_missing_or_not_finite_are_errors(
+    name: str, value: torch.Tensor | None, message: str, tmp_path: Path
+) -> None:
+    save_folder(make("attractor").float(), tmp_path)
+    change_weight(tmp_path, name, value)
+    for load in (AutoModelForCausalLM, DEQForCausalLM):
+        with pytest.raises(ValueError, match=message):
+            load.from_pretrained(tmp_path)
+
+
+def test_weights_without_a_place_are_errors(tmp_path: Path) -> None:
+    model = save_folder(make("attractor").float(), tmp_path)
+    model.config.net["blocks"] = 1
+    model.config.num_hidden_layers -= 1
+    model.config.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"unexpected keys model\.core\.1\..* and 9 more"):
+        DEQForCausalLM.from_pretrained(tmp_path)
+
+
+def test_a_file_in_the_place_of_the_folder_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("")
+    with pytest.raises(FileExistsError, match="is a file, and the model needs a folder"):
+        save_folder(make("attractor"), tmp_path / "a")
+
+
+@torch.no_grad()
+def test_positions_of_two_texts_in_a_row_are_an_error() -> None:
+    model, ids = DEQForCausalLM.from_zoo(make("attractor")), draw(2, 6)
+    for name in ("position_ids", "cache_position"):
+        with pytest.raises(ValueError, match=f"{name} must rise by 1 from token to token"):
+            model(ids, **{name: torch.tensor([[0, 1, 2, 0, 1, 2]])})
+    with pytest.raises(
+        ValueError, match=r"position_ids must have the shape .*\(2, 6\), got \(4,\)"
+    ):
+        model(ids, position_ids=torch.arange(4))
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
+    positions = torch.tensor([[1, 1, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5]])
+    expected = model(ids, mask).logits
+    assert torch.equal(model(ids, mask, position_ids=positions).logits, expected)
+
+
+@torch.no_grad()
+def test_a_mask_that_contradicts_the_cache_is_an_error() -> None:
+    model, ids = DEQForCausalLM.from_zoo(make("attractor")), draw(2, 6)
+    cache = model(ids[:, :4], use_cache=True).past_key_values
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1] * 5])
+    with pytest.raises(ValueError, match=r"\[2, 0\] .* the cache has read texts with \[0, 0\]"):
+        model(ids[:, 4:5], mask, past_key_values=cache)
+    cache.reorder_cache(torch.tensor([1, 0]))
+    model(ids[:, 4:5], torch.ones(2, 5), past_key_values=cache)
+
+
+@torch.no_grad()
+def test_a_failed_solve_warns() -> None:
+    model = DEQForCausalLM.from_zoo(make("attractor"))
+    with torch.no_grad():
+        model.model.get_submodule("core.0.attn.c_q").weight.fill_(torch.nan)  # type: ignore[operator]
+    with pytest.warns(ConvergenceWarning, match="NONFINITE"):
+        model(draw())

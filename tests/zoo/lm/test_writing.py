@@ -28,6 +28,9 @@ def test_choices_follow_temperature_top_k_and_top_p() -> None:
     )
     assert measure_shares(temperature=1.0, top_p=0.01) == [1, 0, 0, 0]
     assert measure_shares(temperature=1e-40) == [1, 0, 0, 0]
+    assert measure_shares(temperature=1e300) == pytest.approx([0.25] * 4, abs=0.03)
+    forbidden = torch.tensor([[0.0, -torch.inf]])
+    assert choose(forbidden, Sampling(temperature=1e300), rng) == 0
     assert measure_shares(temperature=1.0, top_k=99) == pytest.approx(
         [0.5, 0.3, 0.15, 0.05], abs=0.03
     )

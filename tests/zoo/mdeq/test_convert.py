@@ -121,8 +121,18 @@ def test_only_tensors_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str
     with pytest.raises(CheckpointError, match="a dict of tensors, or have one as 'state_dict'"):
         read_state(tmp_path / "list.pth")
     torch.save({"epoch": 1}, tmp_path / "other.pth")
-    with pytest.raises(CheckpointError, match=r"'epoch' in .*other\.pth is no tensor: int"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"'epoch' in .*other\.pth is not the name of a tensor: .* its value int",
+    ):
         read_state(tmp_path / "other.pth")
+    torch.save({3: torch.ones(1)}, tmp_path / "number.pth")
+    with pytest.raises(CheckpointError, match=r"3 in .* its key is of type int, its value Tensor"):
+        read_state(tmp_path / "number.pth")
+    twice = {"module.a": torch.ones(1), "a": torch.zeros(1)}
+    torch.save(twice, tmp_path / "twice.pth")
+    with pytest.raises(CheckpointError, match=r"has 'a' twice, once with the prefix 'module\.'"):
+        read_state(tmp_path / "twice.pth")
 
 
 def test_golden_weights_load_from_their_file(tmp_path: Path) -> None:

@@ -54,6 +54,9 @@ def test_weights_that_are_no_attractor_of_the_authors_are_errors() -> None:
         from_authors(config, released | {"lm_head.weight": torch.zeros(11, 8)})
     with pytest.raises(CheckpointError, match="is not the rotary table of 2 heads of width 4"):
         from_authors(make_config(input_rms=0.0, rotary_base=10_000.0), released)
+    for table in (torch.zeros(()), torch.zeros(3)):
+        with pytest.raises(CheckpointError, match="is not the rotary table"):
+            from_authors(config, released | {"freqs_cis": table})
     with pytest.raises(CheckpointError, match="set input_rms=0"):
         from_authors(make_config(), released)
     with pytest.raises(CheckpointError, match="without clusters or projections"):

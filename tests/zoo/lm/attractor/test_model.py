@@ -16,7 +16,7 @@ from deq_zoo.lm.build import build_model
 from deq_zoo.lm.config import LMConfig
 from deq_zoo.lm.decode import Chunked, make_decoder
 from deq_zoo.lm.model import DEQTransformer
-from tests.zoo.lm.attractor.golden import Golden
+from tests.zoo.lm.attractor.golden import TIGHT, Golden
 from tests.zoo.lm.attractor.nets import draw_ids, make_config, make_model
 
 SOLVERS: list[dict[str, Any]] = [
@@ -363,3 +363,10 @@ def test_a_memory_of_other_streams_is_an_error() -> None:
     ids = draw_ids()
     with pytest.raises(ValueError, match="the memory is of 3 streams, the tokens of 2"):
         model(ids, memory=model.empty_memory(torch.zeros(3, 1)))
+
+
+@torch.no_grad()
+def test_newtons_method_solves_an_attractor() -> None:
+    newton = make_model(TIGHT | {"f_solver": "newton_krylov"})
+    ids = draw_ids()
+    assert_close(newton(ids).z, make_model()(ids).z, atol=1e-8, rtol=0)

@@ -59,6 +59,8 @@ def test_prompts_and_models_that_cannot_be_written_are_errors() -> None:
     model = make_model()
     with pytest.raises(ValueError, match=r"lie in \[0, 11\), got 1 to 99"):
         list(write_many(model, [torch.tensor([1, 99])], 2, span=4))
+    with pytest.raises(TypeError, match=r"tokens must be an integer, got 2\.5"):
+        write_many(model, [torch.tensor([1])], 2.5, span=4)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="needs an attractor with mixing='positions'"):
         list(write_many(make_transformer("convergent"), [torch.tensor([1])], 2, span=4))  # type: ignore[arg-type]
     as_list, as_tensor = (
