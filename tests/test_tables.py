@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from benchmarks.provenance import Provenance
 from benchmarks.storing import RESULTS, origins
 from deq_zoo.preset import find_preset
 from tools import tables
+from tools.tables import frame
 from tools.tables.frame import ROOT
 
 #: Tables with many digits that no program measures: page, beginning of the header, and the reason.
@@ -51,7 +53,7 @@ def excepted(page: str, header: str) -> bool:
 @pytest.mark.parametrize("page", list(tables.pages()), ids=name_of)
 def test_the_tables_of_every_page_are_those_of_the_results(page: Path) -> None:
     text = page.read_text()
-    assert tables.write(text, page.name) == text, "run `python -m tools.tables`"
+    assert tables.write(text, page) == text, "run `python -m tools.tables`"
 
 
 @pytest.mark.parametrize("page", list(tables.pages()), ids=name_of)
@@ -83,32 +85,67 @@ def test_a_page_shows_the_table(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(tables.TABLES))
+def test_the_sources_of_a_table_are_what_it_reads(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results, cards of pretrained models and published results: the line under it names them."""
+    seen = set[str]()
+    for kind, reader in frame.READERS.items():
+
+        def record(what: str, kind: str = kind, reader: Callable[[str], Any] = reader) -> Any:
+            seen.add(f"{kind}:{what}" if kind else what)
+            return reader(what)
+
+        monkeypatch.setitem(frame.READERS, kind, record)
+    tables.TABLES[name].make()
+    assert seen == set(tables.TABLES[name].sources)
+
+
+def test_tables_take_numbers_of_cards_and_papers_from_their_sources_alone() -> None:
+    for file in Path(frame.__file__).parent.glob("*.py"):
+        if file.stem not in ("frame", "claims"):  # claims name the papers in their rows
+            assert "pretrained_card" not in file.read_text(), file.name
+            assert "target.value" not in file.read_text(), file.name
+
+
+def test_the_line_under_a_table_links_cards_and_names_papers() -> None:
+    sources = ["card:mdeq-digits", "card:reason-6x6", "target:mdeq-cifar10-tiny"]
+    sources += ["target:mdeq-cifar10-large", "target:reason-trm-sudoku"]
+    assert frame.origin(sources, ROOT / "deq_zoo" / "mdeq" / "README.md") == (
+        "*the cards of [`mdeq-digits`](../pretrained/mdeq-digits.md), "
+        "[`reason-6x6`](../pretrained/reason-6x6.md), with commands and commit; published: "
+        "arXiv:2310.18605 (Tab. mdeq, median of 6 seeds; Tab. mdeq, median of 3 seeds), "
+        "arXiv:2510.04871 (Tab. 4, Sudoku-Extreme).*"
+    )
+
+
+@pytest.mark.parametrize("name", list(tables.TABLES))
 def test_a_changed_number_is_noticed(name: str) -> None:
     place = re.compile(rf"<!-- table: {name} -->.*?<!-- end of table -->", re.DOTALL)
-    right = next(m[0] for page in tables.pages() if (m := place.search(page.read_text())))
+    page, right = next((p, m[0]) for p in tables.pages() if (m := place.search(p.read_text())))
     digit = re.search(r"\d", right)
     assert digit is not None
     wrong = right[: digit.start()] + str(9 - int(digit[0])) + right[digit.end() :]
     assert wrong != right
-    assert tables.write(wrong, "page") == right
+    assert tables.write(wrong, page) == right
 
 
 def test_a_changed_result_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     page = next(p for p in tables.pages() if "<!-- table: loading -->" in p.read_text())
     row = tables.read("loading")["rows"][0]
     monkeypatch.setitem(row, "images_per_s", [1.0, 2.0, 3.0])
-    assert tables.write(page.read_text(), page.name) != page.read_text()
+    assert tables.write(page.read_text(), page) != page.read_text()
 
 
 def test_a_table_without_an_end_is_an_error() -> None:
     page = "<!-- table: rivals -->\nwords\n<!-- table: stream -->\n<!-- end of table -->"
     with pytest.raises(ValueError, match=r"the table 'rivals' of a\.md has no end"):
-        tables.write(page, "a.md")
+        tables.write(page, ROOT / "a.md")
 
 
 def test_an_unknown_table_is_an_error() -> None:
     with pytest.raises(KeyError, match=r"a\.md asks for a table 'rivalz'; known: .*rivals"):
-        tables.write("<!-- table: rivalz -->\n<!-- end of table -->", "a.md")
+        tables.write("<!-- table: rivalz -->\n<!-- end of table -->", ROOT / "a.md")
 
 
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.stem)

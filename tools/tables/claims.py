@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from deq_zoo.family import find_family, preset_summaries
 from deq_zoo.preset import find_preset
-from tools.tables.frame import markdown
+from tools.tables.frame import markdown, read
 
 #: Why results were not repeated, by family; a preset may have a reason of its own.
 _NOT_RUN = {
@@ -55,9 +55,8 @@ def findings(family: str, *measured: Finding) -> str:
 
 def published(preset: str) -> float:
     """Return the published result of a preset."""
-    target = find_preset(preset).target
-    assert target is not None
-    return target.value
+    value: float = read(f"target:{preset}").value
+    return value
 
 
 def _targets(family: str) -> list[Finding]:

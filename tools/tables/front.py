@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from deq_zoo.preset import find_preset
-from deq_zoo.pretrained import pretrained_card
 from tools.tables.designs import SIZES, mean_perplexity
 from tools.tables.fields import best_psnr
 from tools.tables.frame import ROOT, markdown, read, table
@@ -48,18 +46,16 @@ def front_numbers() -> str:
 
 def _test(name: str, score: str) -> float:
     """Return a score of a pretrained model on test data."""
-    return float(pretrained_card(name).scores["test"][score])
+    return float(read(f"card:{name}").scores["test"][score])
 
 
 def _published(preset: str, what: str) -> str:
-    target = find_preset(preset).target
-    assert target is not None
-    return f"{target.value:g} {what} (`{preset}`)"
+    return f"{read(f'target:{preset}').value:g} {what} (`{preset}`)"
 
 
 def _recognised(command: str) -> float:
     """Return the percentage of samples of a command that a classifier recognises."""
-    measured = pretrained_card("diffusion-digits").measured
+    measured = read("card:diffusion-digits").measured
     (values,) = (v for title, v in measured.items() if title.startswith(f"`{command}`"))
     (share,) = (float(value) for what, value in values.items() if what.endswith("%"))
     return share
@@ -70,7 +66,23 @@ def _both(design: str) -> str:
     return " and ".join(mean_perplexity(design, millions) for millions in SIZES)
 
 
-@table("pretrained_flow/flow-nano", "inr/psnr-images", "lm_designs/compare")
+@table(
+    "pretrained_flow/flow-nano",
+    "inr/psnr-images",
+    "lm_designs/compare",
+    "card:mdeq-digits",
+    "card:diffusion-digits",
+    "card:ignn-chains",
+    "card:reason-6x6",
+    "card:reason-mazes",
+    "target:mdeq-cifar10-large",
+    "target:flow-things-h",
+    "target:diffusion-cifar10",
+    "target:inr-nature",
+    "target:ignn-ppi-large",
+    "target:lm-wt103-final",
+    "target:reason-trm-sudoku",
+)
 def front_families() -> str:
     """Return the families: a picture, what to type, a number of ours and a published one."""
     flow = read("pretrained_flow/flow-nano")["errors"]["middlebury"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from statistics import median
 
-from deq_zoo.pretrained import pretrained_card
 from tools.tables.claims import Finding, findings, published
 from tools.tables.fields import GRAPHS, best_psnr, best_steps, percent, psnr, signals
 from tools.tables.flow import SETS
@@ -16,13 +15,13 @@ _FOLDS = {"MUTAG": "89.3", "PROTEINS": "77.7"}
 _SIREN = {"inr-nature": 25.17, "inr-video": 26.52, "inr-audio": 48.44}
 
 
-@table("mdeq")
+@table("mdeq", "card:mdeq-digits")
 def reproduced_mdeq() -> str:
     """Return the findings about MDEQ."""
     step = {  # the first round warms up
         name: f"{median(times[1:]):.2f}" for name, times in read("mdeq")["seconds"].items()
     }
-    card = pretrained_card("mdeq-digits")
+    card = read("card:mdeq-digits")
     seeds = ", ".join(f"{run.test['accuracy']:.1f}" for run in card.runs)
     return findings(
         "mdeq",
@@ -141,7 +140,14 @@ def reproduced_diffusion() -> str:
     )
 
 
-@table("inr/psnr-images", "inr/psnr-audio", "inr/psnr-video")
+@table(
+    "inr/psnr-images",
+    "inr/psnr-audio",
+    "inr/psnr-video",
+    "target:inr-nature",
+    "target:inr-video",
+    "target:inr-audio",
+)
 def reproduced_inr() -> str:
     """Return the findings about DEQ-INR."""
     names = ("DEQ-SIREN", "SIREN")

@@ -11,7 +11,14 @@ from tools.tables.language import SEEDS
 _EXPLICIT_140M = 21.48
 
 
-@table("lm/compare", "lm_designs/compare")
+@table(
+    "lm/compare",
+    "lm_designs/compare",
+    "target:lm-wt103-final",
+    "target:lm-wt103-seq",
+    "target:lm-wt103-seq-jr",
+    "target:lm-fineweb-140m-attractor",
+)
 def reproduced_lm() -> str:
     """Return the findings about language models."""
     return findings("lm", *_transformers(), *_equal_times())
