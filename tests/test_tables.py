@@ -15,6 +15,7 @@ from benchmarks.storing import RESULTS, origins
 from deq_zoo.preset import find_preset
 from tools import tables
 from tools.tables import frame
+from tools.tables.claims import verdict
 from tools.tables.frame import ROOT
 
 #: Tables with many digits that no program measures: page, beginning of the header, and the reason.
@@ -113,10 +114,32 @@ def test_the_line_under_a_table_links_cards_and_names_papers() -> None:
     sources += ["target:mdeq-cifar10-large", "target:reason-trm-sudoku"]
     assert frame.origin(sources, ROOT / "deq_zoo" / "mdeq" / "README.md") == (
         "*the cards of [`mdeq-digits`](../pretrained/mdeq-digits.md), "
-        "[`reason-6x6`](../pretrained/reason-6x6.md), with commands and commit; published: "
-        "arXiv:2310.18605 (Tab. mdeq, median of 6 seeds; Tab. mdeq, median of 3 seeds), "
+        "[`reason-6x6`](../pretrained/reason-6x6.md), with commands and commit; Published numbers: "
+        "arXiv:2310.18605 (Tab. mdeq, median of 6 seeds; Tab. mdeq, median of 3 seeds); "
         "arXiv:2510.04871 (Tab. 4, Sudoku-Extreme).*"
     )
+
+
+def test_the_verdict_on_a_claim_is_that_of_its_comparisons() -> None:
+    assert verdict(True, True) == "reproduced"
+    assert verdict(True, False) == "in part"
+    assert verdict(True, False, False) == "differs"
+
+
+def test_no_table_writes_a_verdict_of_its_own() -> None:
+    for file in Path(frame.__file__).parent.glob("reproduced*.py"):
+        assert not re.search('"(reproduced|in part|differs)"', file.read_text()), file.name
+
+
+def test_another_measurement_is_another_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = frame.read("reason/halting")["rows"]["all restarts"]
+    monkeypatch.setitem(row, "top1", row["one"] - 1)
+    (line,) = (
+        line
+        for line in tables.TABLES["reproduced_reason"].make().splitlines()
+        if "random starts" in line
+    )
+    assert "| differs |" in line
 
 
 @pytest.mark.parametrize("name", list(tables.TABLES))
@@ -163,8 +186,8 @@ def test_results_say_where_they_come_from(file: Path) -> None:
 
 
 def test_published_numbers_are_the_targets_of_the_presets() -> None:
-    families = json.loads((RESULTS / "published.json").read_text())
-    rows = [row for family in families.values() for row in family["rows"]]
+    parts = json.loads((RESULTS / "published.json").read_text())
+    rows = [row for part in parts.values() for row in part.get("rows", [])]
     shown = {
         preset: value
         for row in rows

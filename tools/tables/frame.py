@@ -102,13 +102,22 @@ def origin(sources: Sequence[str], page: Path) -> str:
     """
     kinds = {kind: [s for s in sources if s.rpartition(":")[0] == kind] for kind in READERS}
     records = [read(source)["provenance"] for source in kinds[""]]
-    parts = dict.fromkeys(_program(record) for record in records)
-    machines = dict.fromkeys(
-        record["machine"] or "machine unknown" for record in records if "source" not in record
+    measured = [record for record in records if "source" not in record]
+    published = [
+        *(
+            f"{r['source']}, written down in commit {_commits(r['commit'])}"
+            for r in records
+            if "source" in r
+        ),
+        *_papers([read(source) for source in kinds["target"]]),
+    ]
+    parts = (
+        *map(_program, measured),
+        *(record["machine"] or "machine unknown" for record in measured),
+        *_cards(kinds["card"], page),
+        *[f"Published numbers: {'; '.join(published)}"] * bool(published),
     )
-    cards = _cards(kinds["card"], page)
-    papers = _papers([read(source) for source in kinds["target"]])
-    return f"*{'; '.join((*parts, *machines, *cards, *papers))}.*"
+    return f"*{'; '.join(dict.fromkeys(parts))}.*"
 
 
 def _cards(sources: Sequence[str], page: Path) -> list[str]:
@@ -125,8 +134,7 @@ def _papers(targets: Sequence[Target]) -> list[str]:
     for target in targets:
         paper, _, place = target.source.partition(", ")
         places.setdefault(_paper(paper), []).append(place)
-    papers = (f"{paper} ({'; '.join(dict.fromkeys(found))})" for paper, found in places.items())
-    return [f"published: {', '.join(papers)}"] * bool(places)
+    return [f"{paper} ({'; '.join(dict.fromkeys(found))})" for paper, found in places.items()]
 
 
 def _paper(name: str) -> str:
@@ -138,8 +146,6 @@ def _paper(name: str) -> str:
 
 def _program(record: dict[str, Any]) -> str:
     commit = f"commit {_commits(record['commit'])}"
-    if "source" in record:
-        return f"Published numbers: {record['source']}; written down in {commit}"
     command = "command unknown"
     if record["command"] is not None:
         command = " and ".join(f"`{each}`" for each in record["command"].split(" and "))
