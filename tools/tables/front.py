@@ -106,7 +106,8 @@ def front_families() -> str:
             "[DEQ-INR](deq_zoo/inr/README.md), implicit representations: signals",
             "deq-zoo train inr-quick",
             f"{best_psnr('psnr-images', 'DEQ-SIREN'):.1f} dB between the pixels of photographs, "
-            f"a SIREN {best_psnr('psnr-images', 'SIREN'):.1f}, each stopped at its best",
+            f"a SIREN {best_psnr('psnr-images', 'SIREN'):.1f}, each at the "
+            "step that these test pixels choose",
             _published("inr-nature", "dB"),
         ),
         "ignn": (
