@@ -185,6 +185,43 @@ def test_results_say_where_they_come_from(file: Path) -> None:
         assert not re.search(r"/(home|root|tmp|work|Users)\b", text), text
 
 
+#: Rows of the table of benchmarks: module, file of results, and the cell with links to pages.
+_BENCHMARK = re.compile(r"^\| `(benchmarks[\w.]*)[^`]*` \|.*?\| `(\w+)\.json` \| (.*?) \|", re.M)
+
+
+def benchmarks_by_results() -> dict[str, tuple[str, set[Path]]]:
+    """Return, for each file of results, its module and the pages that the table says show it."""
+    page = ROOT / "docs" / "benchmarks.md"
+    return {
+        file: (
+            module,
+            {
+                (page.parent / link).resolve() if link else page
+                for link in re.findall(r"\]\(([^)#]*)[^)]*\)", links)
+            },
+        )
+        for module, file, links in _BENCHMARK.findall(page.read_text())
+    }
+
+
+def test_the_page_about_benchmarks_names_every_module_and_every_file_of_results() -> None:
+    found = benchmarks_by_results()
+    files = {file.stem for file in RESULTS.glob("*.json") if not file.stem.startswith("partial")}
+    assert found.keys() | {"published", "recorded"} == files
+    for file, (module, _) in found.items():
+        for record in origins(json.loads((RESULTS / f"{file}.json").read_text())):
+            for command in record["command"].split(" and "):
+                assert command.split()[:3] == ["python", "-m", module]
+
+
+@pytest.mark.parametrize("file", list(benchmarks_by_results()))
+def test_the_pages_that_a_benchmark_names_show_its_results(file: str) -> None:
+    for page in benchmarks_by_results()[file][1]:
+        shown = re.findall(r"<!-- table: (\w+) -->", page.read_text())
+        sources = {source for name in shown for source in tables.TABLES[name].sources}
+        assert file in {source.partition("/")[0] for source in sources}, page
+
+
 def test_published_numbers_are_the_targets_of_the_presets() -> None:
     parts = json.loads((RESULTS / "published.json").read_text())
     rows = [row for part in parts.values() for row in part.get("rows", [])]
