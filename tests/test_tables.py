@@ -14,7 +14,7 @@ from benchmarks.provenance import Provenance
 from benchmarks.storing import RESULTS, origins
 from deq_zoo.preset import find_preset
 from tools import tables
-from tools.tables import frame
+from tools.tables import frame, sentences
 from tools.tables.claims import verdict
 from tools.tables.frame import ROOT
 
@@ -151,6 +151,23 @@ def test_a_changed_number_is_noticed(name: str) -> None:
     wrong = right[: digit.start()] + str(9 - int(digit[0])) + right[digit.end() :]
     assert wrong != right
     assert tables.write(wrong, page) == right
+
+
+@pytest.mark.parametrize("page", list(sentences.PHRASES))
+def test_the_sentences_of_a_page_have_the_numbers_of_the_results(page: str) -> None:
+    lacking = sentences.missing(page, _PLACES.sub("", (ROOT / page).read_text()))
+    assert not lacking, "; ".join(f"{page} should say: {phrase}" for phrase in lacking)
+
+
+def test_a_phrase_that_a_page_lacks_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sentences.PHRASES, "a.md", [lambda: iter(["12 MB more", "in 3 rounds"])])
+    assert sentences.missing("a.md", "It takes 12 MB\nmore, in 4 rounds.") == ["in 3 rounds"]
+
+
+def test_a_claim_that_does_not_hold_any_longer_is_in_no_page() -> None:
+    assert sentences.claim(True, "less than half") == "less than half"
+    assert sentences.claim(False, "less than half") == "(no longer true: less than half)"
+    assert [sentences.fraction(x) for x in (0.47, 0.41, 0.12)] == ["half", "two fifths", "a tenth"]
 
 
 def test_a_changed_result_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
