@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,8 @@ from benchmarks.provenance import Provenance
 from benchmarks.storing import RESULTS, origins
 from deq_zoo.preset import find_preset
 from tools import tables
+from tools.tables import frame, sentences
+from tools.tables.claims import verdict
 from tools.tables.frame import ROOT
 
 #: Tables with many digits that no program measures: page, beginning of the header, and the reason.
@@ -51,7 +54,7 @@ def excepted(page: str, header: str) -> bool:
 @pytest.mark.parametrize("page", list(tables.pages()), ids=name_of)
 def test_the_tables_of_every_page_are_those_of_the_results(page: Path) -> None:
     text = page.read_text()
-    assert tables.write(text, page.name) == text, "run `python -m tools.tables`"
+    assert tables.write(text, page) == text, "run `python -m tools.tables`"
 
 
 @pytest.mark.parametrize("page", list(tables.pages()), ids=name_of)
@@ -83,32 +86,106 @@ def test_a_page_shows_the_table(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(tables.TABLES))
+def test_the_sources_of_a_table_are_what_it_reads(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results, cards of pretrained models and published results: the line under it names them."""
+    seen = set[str]()
+    for kind, reader in frame.READERS.items():
+
+        def record(what: str, kind: str = kind, reader: Callable[[str], Any] = reader) -> Any:
+            seen.add(f"{kind}:{what}" if kind else what)
+            return reader(what)
+
+        monkeypatch.setitem(frame.READERS, kind, record)
+    tables.TABLES[name].make()
+    assert seen == set(tables.TABLES[name].sources)
+
+
+def test_tables_take_numbers_of_cards_and_papers_from_their_sources_alone() -> None:
+    for file in Path(frame.__file__).parent.glob("*.py"):
+        if file.stem not in ("frame", "claims"):  # claims name the papers in their rows
+            assert "pretrained_card" not in file.read_text(), file.name
+            assert "target.value" not in file.read_text(), file.name
+
+
+def test_the_line_under_a_table_links_cards_and_names_papers() -> None:
+    sources = ["card:mdeq-digits", "card:reason-6x6", "target:mdeq-cifar10-tiny"]
+    sources += ["target:mdeq-cifar10-large", "target:reason-trm-sudoku"]
+    assert frame.origin(sources, ROOT / "deq_zoo" / "mdeq" / "README.md") == (
+        "*the cards of [`mdeq-digits`](../pretrained/mdeq-digits.md), "
+        "[`reason-6x6`](../pretrained/reason-6x6.md), with commands and commit; Published numbers: "
+        "arXiv:2310.18605 (Tab. mdeq, median of 6 seeds; Tab. mdeq, median of 3 seeds); "
+        "arXiv:2510.04871 (Tab. 4, Sudoku-Extreme).*"
+    )
+
+
+def test_the_verdict_on_a_claim_is_that_of_its_comparisons() -> None:
+    assert verdict(True, True) == "reproduced"
+    assert verdict(True, False) == "in part"
+    assert verdict(True, False, False) == "differs"
+
+
+def test_no_table_writes_a_verdict_of_its_own() -> None:
+    for file in Path(frame.__file__).parent.glob("reproduced*.py"):
+        assert not re.search('"(reproduced|in part|differs)"', file.read_text()), file.name
+
+
+def test_another_measurement_is_another_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = frame.read("reason/halting")["rows"]["all restarts"]
+    monkeypatch.setitem(row, "top1", row["one"] - 1)
+    (line,) = (
+        line
+        for line in tables.TABLES["reproduced_reason"].make().splitlines()
+        if "random starts" in line
+    )
+    assert "| differs |" in line
+
+
+@pytest.mark.parametrize("name", list(tables.TABLES))
 def test_a_changed_number_is_noticed(name: str) -> None:
     place = re.compile(rf"<!-- table: {name} -->.*?<!-- end of table -->", re.DOTALL)
-    right = next(m[0] for page in tables.pages() if (m := place.search(page.read_text())))
+    page, right = next((p, m[0]) for p in tables.pages() if (m := place.search(p.read_text())))
     digit = re.search(r"\d", right)
     assert digit is not None
     wrong = right[: digit.start()] + str(9 - int(digit[0])) + right[digit.end() :]
     assert wrong != right
-    assert tables.write(wrong, "page") == right
+    assert tables.write(wrong, page) == right
+
+
+@pytest.mark.parametrize("page", list(sentences.PHRASES))
+def test_the_sentences_of_a_page_have_the_numbers_of_the_results(page: str) -> None:
+    lacking = sentences.missing(page, _PLACES.sub("", (ROOT / page).read_text()))
+    assert not lacking, "; ".join(f"{page} should say: {phrase}" for phrase in lacking)
+
+
+def test_a_phrase_that_a_page_lacks_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sentences.PHRASES, "a.md", [lambda: iter(["12 MB more", "in 3 rounds"])])
+    assert sentences.missing("a.md", "It takes 12 MB\nmore, in 4 rounds.") == ["in 3 rounds"]
+
+
+def test_a_claim_that_does_not_hold_any_longer_is_in_no_page() -> None:
+    assert sentences.claim(True, "less than half") == "less than half"
+    assert sentences.claim(False, "less than half") == "(no longer true: less than half)"
+    assert [sentences.fraction(x) for x in (0.47, 0.41, 0.12)] == ["half", "two fifths", "a tenth"]
 
 
 def test_a_changed_result_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     page = next(p for p in tables.pages() if "<!-- table: loading -->" in p.read_text())
     row = tables.read("loading")["rows"][0]
     monkeypatch.setitem(row, "images_per_s", [1.0, 2.0, 3.0])
-    assert tables.write(page.read_text(), page.name) != page.read_text()
+    assert tables.write(page.read_text(), page) != page.read_text()
 
 
 def test_a_table_without_an_end_is_an_error() -> None:
     page = "<!-- table: rivals -->\nwords\n<!-- table: stream -->\n<!-- end of table -->"
     with pytest.raises(ValueError, match=r"the table 'rivals' of a\.md has no end"):
-        tables.write(page, "a.md")
+        tables.write(page, ROOT / "a.md")
 
 
 def test_an_unknown_table_is_an_error() -> None:
     with pytest.raises(KeyError, match=r"a\.md asks for a table 'rivalz'; known: .*rivals"):
-        tables.write("<!-- table: rivalz -->\n<!-- end of table -->", "a.md")
+        tables.write("<!-- table: rivalz -->\n<!-- end of table -->", ROOT / "a.md")
 
 
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.stem)
@@ -125,9 +202,46 @@ def test_results_say_where_they_come_from(file: Path) -> None:
         assert not re.search(r"/(home|root|tmp|work|Users)\b", text), text
 
 
+#: Rows of the table of benchmarks: module, file of results, and the cell with links to pages.
+_BENCHMARK = re.compile(r"^\| `(benchmarks[\w.]*)[^`]*` \|.*?\| `(\w+)\.json` \| (.*?) \|", re.M)
+
+
+def benchmarks_by_results() -> dict[str, tuple[str, set[Path]]]:
+    """Return, for each file of results, its module and the pages that the table says show it."""
+    page = ROOT / "docs" / "benchmarks.md"
+    return {
+        file: (
+            module,
+            {
+                (page.parent / link).resolve() if link else page
+                for link in re.findall(r"\]\(([^)#]*)[^)]*\)", links)
+            },
+        )
+        for module, file, links in _BENCHMARK.findall(page.read_text())
+    }
+
+
+def test_the_page_about_benchmarks_names_every_module_and_every_file_of_results() -> None:
+    found = benchmarks_by_results()
+    files = {file.stem for file in RESULTS.glob("*.json") if not file.stem.startswith("partial")}
+    assert found.keys() | {"published", "recorded"} == files
+    for file, (module, _) in found.items():
+        for record in origins(json.loads((RESULTS / f"{file}.json").read_text())):
+            for command in record["command"].split(" and "):
+                assert command.split()[:3] == ["python", "-m", module]
+
+
+@pytest.mark.parametrize("file", list(benchmarks_by_results()))
+def test_the_pages_that_a_benchmark_names_show_its_results(file: str) -> None:
+    for page in benchmarks_by_results()[file][1]:
+        shown = re.findall(r"<!-- table: (\w+) -->", page.read_text())
+        sources = {source for name in shown for source in tables.TABLES[name].sources}
+        assert file in {source.partition("/")[0] for source in sources}, page
+
+
 def test_published_numbers_are_the_targets_of_the_presets() -> None:
-    families = json.loads((RESULTS / "published.json").read_text())
-    rows = [row for family in families.values() for row in family["rows"]]
+    parts = json.loads((RESULTS / "published.json").read_text())
+    rows = [row for part in parts.values() for row in part.get("rows", [])]
     shown = {
         preset: value
         for row in rows

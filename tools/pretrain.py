@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.provenance import commit, machine
 from deq_zoo.checkpoint import Checkpoint
 from deq_zoo.descriptions import shown
 from deq_zoo.errors import ZooError
@@ -115,6 +116,8 @@ def _make_card(
         full_precision=full,
         measured={},
         versions=_versions(chosen.name),
+        commit=commit(),
+        machine=machine(),
     )
 
 

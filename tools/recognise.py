@@ -26,6 +26,7 @@ from deq_zoo.pretrained import pretrained_card
 from deq_zoo.task import generator
 from tools.pretrain import write_card
 
+COMMAND = "python -m tools.recognise"
 DENOISER, CLASSIFIER = "diffusion-digits", "mdeq-digits"
 SAMPLES = 256
 SURE = 0.9  # probability of a digit that counts as recognised
@@ -130,7 +131,9 @@ def main() -> None:
         measured[title], drawn[title] = measure_samples(denoiser, classifier, chain)
     measured[f"Test digits, read by `{CLASSIFIER}`"] = measure_digits(classifier)
     measured["Inversion and mixing"], rows = measure_editing(denoiser, classifier)
-    write_card(replace(pretrained_card(DENOISER), measured=measured))
+    card = pretrained_card(DENOISER)
+    commands = tuple(dict.fromkeys((*card.commands, COMMAND)))  # once, however often it runs
+    write_card(replace(card, measured=measured, commands=commands))
     for title, values in measured.items():
         print(title, values)
     if args.out is not None:

@@ -58,6 +58,9 @@ class Card:
         full_precision: scores of the same weights in float32, by split.
         measured: further results, by the title of their table.
         versions: of the packages that trained it.
+        commit: of the code that packaged the weights; where the machine is unknown, the commit that
+            brought them. None if it was not recorded.
+        machine: that packaged and scored the weights; None if it was not recorded.
     """
 
     name: str
@@ -80,6 +83,8 @@ class Card:
     full_precision: Mapping[str, Scores]
     measured: Mapping[str, Mapping[str, Any]]
     versions: Mapping[str, str]
+    commit: str | None = None
+    machine: str | None = None
 
     @property
     def family(self) -> str:
@@ -146,7 +151,8 @@ def _lines(card: Card) -> Iterator[str]:
     )
     yield from (f"    {command}" for command in card.commands)
     versions = ", ".join(f"{name} {version}" for name, version in card.versions.items())
-    yield from ("", f"With {versions}. SHA-256 of the weights: `{card.sha256}`.")
+    yield from ("", f"With {versions}. {_packaged(card)}")
+    yield from ("", f"SHA-256 of the weights: `{card.sha256}`.")
     if card.limits:
         yield from ("", "## Limits", "", *(f"- {limit}" for limit in card.limits))
 
@@ -174,6 +180,14 @@ def _shown(value: Any) -> str:
 
 def _with(settings: tuple[str, ...]) -> str:
     return f" with {', '.join(f'`{each}`' for each in settings)}" if settings else ""
+
+
+def _packaged(card: Card) -> str:
+    """Return where the weights were packaged: a model older than the record has no machine."""
+    commit = "an unknown commit" if card.commit is None else f"commit {card.commit}"
+    if card.machine is None:
+        return f"Packaged in {commit}; the machine was not recorded."
+    return f"Packaged by the code of {commit} on this machine: {card.machine}."
 
 
 def _choice(card: Card) -> str:

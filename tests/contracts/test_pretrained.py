@@ -81,6 +81,7 @@ def test_the_card_describes_the_file_and_both_forms_of_it_agree(name: str) -> No
     assert card.to_json() == (FOLDER / f"{name}.json").read_text()
     assert card.scores.keys() == {"val", "test"}
     assert card.seed in [run.seed for run in card.runs]
+    assert card.commit is not None
 
 
 @pytest.mark.parametrize("name", USABLE)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import deq_zoo
+from benchmarks.provenance import commit, machine
 from deq_zoo import pretrained
 from deq_zoo.checkpoint import Checkpoint
 from deq_zoo.cli import main
@@ -235,6 +236,23 @@ class TestPackaging:
         assert again.measured == {"Further": {"share": 0.5}}
         assert replace(again, measured={}) == card
         assert "| share | 0.5 |" in (shelf / "mdeq-tiny.md").read_text()
+
+    def test_a_card_says_by_which_code_and_on_which_machine(self, shelf: Path) -> None:
+        card = read_card(shelf / "mdeq-tiny.json")
+        assert (card.commit, card.machine) == (commit(), machine())
+        text = (shelf / "mdeq-tiny.md").read_text()
+        assert f"Packaged by the code of commit {commit()} on this machine: {machine()}." in text
+
+    def test_a_card_without_commit_and_machine_is_read_and_says_so(self, shelf: Path) -> None:
+        file = shelf / "mdeq-tiny.json"
+        older = json.loads(file.read_text())
+        del older["commit"], older["machine"]
+        file.write_text(json.dumps(older))
+        card = read_card(file)
+        words = "Packaged in an unknown commit; the machine was not recorded."
+        assert words in card.to_markdown()
+        brought = replace(card, commit="485eb28").to_markdown()
+        assert words.replace("an unknown commit", "commit 485eb28") in brought
 
     def test_the_last_weights_are_packaged_on_demand(self, shelf: Path, tmp_path: Path) -> None:
         out, rising = tmp_path / "rising", ["--set", "optim.lr=1e3"]  # soon worse than at first

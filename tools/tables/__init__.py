@@ -7,13 +7,15 @@ program from files in `benchmarks/results/`, with a line about where the numbers
     <!-- end of table -->
 
 A test fails when a page and the numbers behind it differ. One file here has the tables of one
-subject; `frame.py` has what all of them share.
+subject; `frame.py` has what all of them share. Numbers in sentences are checked, not written:
+`sentences.py`.
 """
 
 from tools.tables import (  # noqa: F401  each adds its tables
     choosing,
     designs,
     diffusion,
+    family_sentences,
     fields,
     flow,
     front,
@@ -25,6 +27,7 @@ from tools.tables import (  # noqa: F401  each adds its tables
     reason,
     reproduced,
     reproduced_language,
+    sentences,
 )
 from tools.tables.frame import TABLES, pages, read, write
 

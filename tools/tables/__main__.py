@@ -8,7 +8,7 @@ def main() -> None:
     """Write the pages that change."""
     for page in pages():
         text = page.read_text()
-        if (new := write(text, page.name)) != text:
+        if (new := write(text, page)) != text:
             page.write_text(new)
             print(f"wrote {page.relative_to(ROOT)}")
 

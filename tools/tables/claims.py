@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from deq_zoo.family import find_family, preset_summaries
 from deq_zoo.preset import find_preset
-from tools.tables.frame import markdown
+from tools.tables.frame import markdown, read
 
 #: Why results were not repeated, by family; a preset may have a reason of its own.
 _NOT_RUN = {
@@ -32,8 +32,15 @@ class Finding(NamedTuple):
     claim: str
     published: str
     here: str
-    state: str  # reproduced, in part, differs, not run; "not published" where no paper has it
+    state: str  # a verdict, or: not run, not published, not comparable
     why: str = ""
+
+
+def verdict(*holds: bool) -> str:
+    """Return the state of a claim that is a comparison, by whether it holds in each case here."""
+    if all(holds):
+        return "reproduced"
+    return "in part" if 2 * sum(holds) >= len(holds) else "differs"
 
 
 def findings(family: str, *measured: Finding) -> str:
@@ -53,11 +60,15 @@ def findings(family: str, *measured: Finding) -> str:
     return markdown(header, [[r.claim, r.published, r.here, r.state, r.why] for r in rows])
 
 
+def beside(part: str) -> Any:
+    """Return published numbers that are no target of a preset, from a part of published.json."""
+    return read(f"published/{part}")["values"]
+
+
 def published(preset: str) -> float:
     """Return the published result of a preset."""
-    target = find_preset(preset).target
-    assert target is not None
-    return target.value
+    value: float = read(f"target:{preset}").value
+    return value
 
 
 def _targets(family: str) -> list[Finding]:

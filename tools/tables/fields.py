@@ -29,24 +29,29 @@ def psnr(part: str, field: str, after: str = "psnr") -> float:
 
 def best_psnr(part: str, field: str, signal: str | None = None) -> float:
     """Return the mean over runs of the best PSNR in the course of each, for one signal or all."""
-    return mean(value for _, value in _best(part, field, signal))
+    return mean(value for _, _, value in _best(part, field, signal))
 
 
 def best_steps(part: str, field: str) -> str:
     """Return the first and the last step at which a run of a field had its best PSNR."""
-    steps = [step for step, _ in _best(part, field)]
+    steps = [step for step, _, _ in _best(part, field)]
     return f"{min(steps)} to {max(steps)}"
 
 
-def _best(part: str, field: str, signal: str | None = None) -> list[tuple[int, float]]:
-    """Return step and PSNR of the best point in the course of every run."""
+def mean_seconds_to_best(part: str, field: str) -> float:
+    """Return the mean over runs of the processor time to the best PSNR."""
+    return mean(seconds for _, seconds, _ in _best(part, field))
+
+
+def _best(part: str, field: str, signal: str | None = None) -> list[tuple[int, float, float]]:
+    """Return step, seconds and PSNR of the best point in the course of every run."""
     courses = [
         run["course"]
         for run in read(f"inr/{part}")["rows"].values()
         if run["model"] == field and signal in (None, run["signal"])
     ]
     best = [max(course, key=lambda point: float(point[2])) for course in courses]
-    return [(step, value) for step, _, value in best]
+    return [(step, seconds, value) for step, seconds, value in best]
 
 
 def signals(part: str) -> list[str]:
@@ -97,6 +102,21 @@ def inr_quick() -> str:
 def percent(value: float) -> str:
     """Return a share of some thousand samples, computed in float32: 56.0499996 is 56.05."""
     return str(Decimal(f"{value:.4f}").quantize(Decimal("0.1"), ROUND_HALF_UP))
+
+
+@table("ignn/chains")
+def ignn_chains() -> str:
+    """Return the accuracy along chains by their length."""
+    rows = {(row["model"], row["length"]): row["median"] for row in read("ignn/chains")["rows"]}
+    names, lengths = (list(dict.fromkeys(values)) for values in zip(*rows, strict=True))
+    shown = {"IGNN": "IGNN, W = identity at the start"}
+    return markdown(
+        ["chains of", *map(str, lengths[:-1]), f"{lengths[-1]} nodes"],
+        [
+            [shown.get(str(n), str(n)), *(percent(rows[str(n), int(k)]) for k in lengths)]
+            for n in names
+        ],
+    )
 
 
 @table("ignn/stability")

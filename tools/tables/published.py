@@ -66,7 +66,7 @@ def _shown(show: Callable[[str], str], names: Sequence[str]) -> str:
 
 
 @cache
-def _parameters(name: str) -> str:
+def parameters(name: str) -> str:
     """Return the number of parameters of a preset, which is built without its values."""
     with torch.device("meta"):
         model = find_preset(name).task.build()
@@ -101,7 +101,7 @@ def flow_presets() -> str:
 def _field(name: str) -> str:
     task = _task(name)
     rival = " and SIREN" if isinstance(task, Duel) else ""
-    size = f" ({_parameters(name)})" if find_preset(name).target else ""
+    size = f" ({parameters(name)})" if find_preset(name).target else ""
     return f"{_FILTERS[task.net.filter]} {task.net.width}{rival}{size}"
 
 
@@ -149,7 +149,7 @@ def lm_presets() -> str:
         [
             _presets(names),
             _DESIGNS[names[0]],
-            _shown(_parameters, names),
+            _shown(parameters, names),
             _numbers(row, 2 if "attractor" in names[0] else 1),
         ]
         for row in read("published/lm")["rows"]
@@ -171,7 +171,7 @@ def mdeq_networks() -> str:
     lines = {
         "data": [{"cifar10": "CIFAR-10", "imagenet": "ImageNet"}[task.data] for task in tasks],
         "channels": [", ".join(map(str, task.net.channels)) for task in tasks],
-        "parameters": list(map(_parameters, names)),
+        "parameters": list(map(parameters, names)),
         "of the paper": [row["parameters of the paper"] for row in rows],
         "weight norm": [_scope(task.net) for task in tasks],
         "solver, evaluations": [
