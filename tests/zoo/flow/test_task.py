@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,6 @@ from deq_zoo.flow.presets import DENSE, SPARSE
 from deq_zoo.flow.task import StageTask, WarpTask
 from deq_zoo.images.files import read_image
 from deq_zoo.preset import PRESETS, find_preset, load_presets
-from deq_zoo.values import from_data, to_data
 from tests.zoo.flow.inputs import write_frames
 from torchdeq import DEQConfig
 
@@ -33,9 +31,8 @@ NAMES = [name for name in PRESETS if name.startswith("flow-")]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_presets_are_values_that_build(name: str) -> None:
+def test_presets_build(name: str) -> None:
     preset = find_preset(name)
-    assert from_data(json.loads(json.dumps(to_data(preset)))) == preset
     with torch.device("meta"):
         preset.task.build()
 
