@@ -40,7 +40,7 @@ class Contest(RivalTask):
 
 
 def contestants(data_dir: str, millions: int, segments: int) -> dict[str, Preset]:
-    """Return the four designs, of about equal size.
+    """Return the four designs, of about equal size; `explicit` has the blocks of the attractor.
 
     The closest rivals are neighbours: `compare` makes two runs at a time, so they share a machine.
 

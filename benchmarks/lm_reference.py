@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def models() -> dict[str, Preset]:
-    """Return the preset of `lm-reference`, and that of the explicit transformer.
+    """Return the preset of `lm-reference`, and that of the explicit transformer, `Plain`.
 
     Both always have a memory in training, as in the score; the preset forgets at times, to learn
     how a text begins.

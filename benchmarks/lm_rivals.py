@@ -1,4 +1,9 @@
-"""Baselines of the language models: plain transformers, other starts, decoding without a memory."""
+"""Baselines of the language models: explicit networks, other starts, decoding without a memory.
+
+Two networks are stored as `explicit`: `Explicit`, a Transformer-XL, in the results of
+`benchmarks.lm`, and `Plain`, the blocks of an attractor, in those of `lm_designs` and
+`lm_reference`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,8 @@ from torchdeq import SolverStat, reset_dropout, reset_norm
 class Explicit(DEQTransformer):
     """A Transformer-XL: the blocks of the redesigned model, applied once to the embedding.
 
-    Every block has a memory of its own.
+    Every block has a memory of its own. This is `explicit` of `benchmarks.lm`, and not of
+    `lm_designs`.
     """
 
     def forward(
@@ -72,6 +78,8 @@ class Recomputing:
 class Plain(Attractor):
     """The blocks of an attractor, all of them explicit: as many, and of the same width.
 
+    This is `explicit` of `benchmarks.lm_designs` and `lm_reference`, and not of `benchmarks.lm`.
+
     Args:
         config: the shape of the attractor.
         deq: options of the DEQ, without effect.
@@ -119,5 +127,5 @@ class RivalTask(LanguageTask):
         return own if self.rival is None else self.rival(self.net, own.deq.config)
 
 
-#: Changes of a task by which an explicit transformer takes the place of an attractor.
+#: Changes of a task by which `Plain` takes the place of an attractor.
 EXPLICIT: dict[str, Any] = {"rival": Plain, "ahead": 0, "explicit": 0, "consistency": 0.0}

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.provenance import Provenance
 from benchmarks.storing import RESULTS, origins
+from deq_zoo.family import find_family, preset_summaries
 from deq_zoo.preset import find_preset
 from tools import tables
 from tools.tables import frame, sentences
@@ -251,3 +252,12 @@ def test_published_numbers_are_the_targets_of_the_presets() -> None:
     }
     targets = {preset: find_preset(preset).target for preset in shown}
     assert shown == {preset: target and target.value for preset, target in targets.items()}
+
+
+@pytest.mark.parametrize("name", [name for name in tables.TABLES if name.endswith("_presets")])
+def test_a_table_of_presets_has_every_preset_of_its_family(name: str) -> None:
+    family = name.removesuffix("_presets")
+    shown = [
+        preset for row in tables.read(f"published/{family}")["rows"] for preset in row["presets"]
+    ]
+    assert sorted(shown) == sorted(preset_summaries(find_family(family)))

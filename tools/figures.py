@@ -25,6 +25,7 @@ from torchdeq import (
     fixed_point,
     solve,
 )
+from torchdeq.diagnostics import saved_bytes
 
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 STARTS = ((2.6, 2.2), (-2.8, 1.4), (0.6, -2.8))
@@ -92,21 +93,6 @@ def draw_paths(path: Path) -> None:
     figure.supxlabel("first number of the state", fontsize=9, color=TEXT)
     axes[0].set_ylabel("second number of the state", fontsize=9)
     _save(figure, path)
-
-
-def saved_bytes(run: Callable[[], Tensor]) -> int:
-    """Return the bytes that a graph keeps for its backward pass, each tensor once."""
-    sizes: dict[int, int] = {}
-
-    def pack(t: Tensor) -> Tensor:
-        storage = t.untyped_storage()
-        sizes[storage.data_ptr()] = storage.nbytes()
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        z = run()
-    del z  # alive until here: no address is used twice
-    return sum(sizes.values())
 
 
 def draw_memory(path: Path) -> None:

@@ -109,19 +109,22 @@ def _to_diffusers(key: str, levels: int) -> str:
         return f"{_TOP[stem]}.{kind}"
     if match := re.fullmatch(r"(down|up)\.(\d+)\.(block|attn)\.(\d+)\.(\w+)", stem):
         way, level, what, j, part = match.groups()
-        return f"{_block(way, int(level), levels)}.{_inner(what, j, part)}.{kind}"
+        return f"{way}_blocks.{_place(way, int(level), levels)}.{_inner(what, j, part)}.{kind}"
     if match := re.fullmatch(r"(down|up)\.(\d+)\.(down|up)sample\.conv", stem):
         way, level, _ = match.groups()
-        return f"{_block(way, int(level), levels)}.{way}samplers.0.conv.{kind}"
+        return f"{way}_blocks.{_place(way, int(level), levels)}.{way}samplers.0.conv.{kind}"
     if match := re.fullmatch(r"mid\.(block|attn)_(\d)\.(\w+)", stem):
         what, j, part = match.groups()
         return f"mid_block.{_inner(what, str(int(j) - 1), part)}.{kind}"
     return key
 
 
-def _block(way: str, level: int, levels: int) -> str:
-    """Return the name of a block; diffusers counts the blocks of `up` in the order of execution."""
-    return f"{way}_blocks.{level if way == 'down' else levels - 1 - level}"
+def _place(way: str, number: int, levels: int) -> int:
+    """Return the number of a block from that of its level, or the level from that of its block.
+
+    Diffusers counts the blocks of `up` in the order of execution.
+    """
+    return number if way == "down" else levels - 1 - number
 
 
 def _inner(what: str, j: str, part: str) -> str:
@@ -137,12 +140,10 @@ def _to_old(key: str, levels: int) -> str:
             return f"{old}.{kind}"
     if match := re.fullmatch(r"(down|up)_blocks\.(\d+)\.(resnets|attentions)\.(\d+)\.(.+)", stem):
         way, at, what, j, part = match.groups()
-        level = int(at) if way == "down" else levels - 1 - int(at)
-        return f"{way}.{level}.{_part(what, part, '.' + j)}.{kind}"
+        return f"{way}.{_place(way, int(at), levels)}.{_part(what, part, '.' + j)}.{kind}"
     if match := re.fullmatch(r"(down|up)_blocks\.(\d+)\.(?:down|up)samplers\.0\.conv", stem):
         way, at = match.groups()
-        level = int(at) if way == "down" else levels - 1 - int(at)
-        return f"{way}.{level}.{way}sample.conv.{kind}"
+        return f"{way}.{_place(way, int(at), levels)}.{way}sample.conv.{kind}"
     if match := re.fullmatch(r"mid_block\.(resnets|attentions)\.(\d)\.(.+)", stem):
         what, j, part = match.groups()
         return f"mid.{_part(what, part, f'_{int(j) + 1}')}.{kind}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, inf
+from math import exp, inf, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +46,15 @@ class TextScore:
     def perplexity(self) -> float:
         """Return `exp` of the loss."""
         return perplexity(self.loss)
+
+    def as_data(self) -> dict[str, Any]:
+        """Return the score as plain values; JSON has no infinity, so that is None."""
+        return {
+            "perplexity": self.perplexity if isfinite(self.perplexity) else None,
+            "loss": self.loss,
+            "tokens": len(self.log_probs),
+            "unknown_words": self.unknown_words,
+        }
 
 
 class SegmentSizes(NamedTuple):

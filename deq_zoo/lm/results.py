@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from math import isfinite
 from pathlib import Path
-from typing import Any
 
 from deq_zoo.lm.language_model import LanguageModel
-from deq_zoo.lm.prediction import TextScore
 from deq_zoo.lm.writing import Writing
 from deq_zoo.output import solve_data
 from deq_zoo.predictions import OutFolder, Prediction
@@ -34,7 +31,7 @@ def score_file(model: LanguageModel, path: Path, out: OutFolder) -> Prediction:
     result = model.predict(path)
     score, stats = result.prediction, result.stats
     assert stats is not None, "every solve of a language model has statistics"
-    data = _summary(score) | solve_data(stats)
+    data = score.as_data() | solve_data(stats)
     notes = [_doubts(model, stats)]
     if score.unknown_words:
         notes.append(f"{score.unknown_words} of its words are unknown")
@@ -55,16 +52,6 @@ def stream_text(writing: Writing, out: OutFolder) -> Iterator[Prediction]:
     if out.asked:
         file = out.write(SAMPLE, writing.text + "\n")
         yield Prediction(prompt, f"written to {file}", {}, (file,))
-
-
-def _summary(score: TextScore) -> dict[str, Any]:
-    """Return a score as plain values; JSON has no infinity, so that is None."""
-    return {
-        "perplexity": score.perplexity if isfinite(score.perplexity) else None,
-        "loss": score.loss,
-        "tokens": len(score.log_probs),
-        "unknown_words": score.unknown_words,
-    }
 
 
 def _doubts(model: LanguageModel, stats: SolverStat) -> str:

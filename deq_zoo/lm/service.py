@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import Any
 
 from deq_zoo.errors import ZooError
@@ -23,13 +22,9 @@ class TextScores(Service[LanguageModel]):
     def answer(self, values: Values) -> dict[str, Any]:
         found = self.model.predict(values["text"])
         score = found.prediction
-        perplexity = score.perplexity if isfinite(score.perplexity) else None
         return {
             "prediction": f"perplexity {score.perplexity:.4g}",
-            "perplexity": perplexity,
-            "loss": score.loss,
-            "tokens": len(score.log_probs),
-            "unknown_words": score.unknown_words,
+            **score.as_data(),
             "log_probs": score.log_probs.tolist(),
             **describe_stats(found.stats),
         }

@@ -102,16 +102,21 @@ def test_initialising_the_parameters_themselves_is_not_undone(norm_type: str) ->
     assert torch.equal(raw(layer), wanted)
 
 
+def assert_write_is_dropped(layer: nn.Linear) -> None:
+    """Assert that a reset keeps the parameters, and warns of the write to the weight."""
+    wanted = raw(layer).clone()
+    with pytest.warns(UserWarning, match="the write is dropped; call reset_norm"):
+        reset_norm(layer)
+    assert torch.equal(raw(layer), wanted)
+
+
 @every_norm
 def test_a_write_after_the_parameters_moved_is_dropped_with_a_warning(norm_type: str) -> None:
     layer = normalised(norm_type)
     with torch.no_grad():
         raw(layer).add_(1)  # an optimizer's step
         layer.weight.clamp_(max=0.1)
-    wanted = raw(layer).clone()
-    with pytest.warns(UserWarning, match="the write is dropped; call reset_norm"):
-        reset_norm(layer)
-    assert torch.equal(raw(layer), wanted)
+    assert_write_is_dropped(layer)
 
 
 @every_norm
@@ -120,10 +125,7 @@ def test_weights_loaded_through_data_win_over_an_initialiser(norm_type: str) -> 
     nn.init.normal_(layer.weight)
     for p in layer.parameters():  # a checkpoint, or an average of weights
         p.data.uniform_(0.1, 1)
-    wanted = raw(layer).clone()
-    with pytest.warns(UserWarning, match="the write is dropped; call reset_norm"):
-        reset_norm(layer)
-    assert torch.equal(raw(layer), wanted)
+    assert_write_is_dropped(layer)
 
 
 @every_norm

@@ -7,6 +7,8 @@ from typing import Any
 
 from tools.tables.frame import markdown, power, read, table
 
+#: Labels of the models in `lm.json`, where `explicit` is not the network of that name in
+#: `lm_designs.json`: see `benchmarks.lm_rivals`.
 DESIGNS = {
     "explicit": "Transformer-XL, 3 explicit blocks",
     "original": "original, implicit gradient",

@@ -21,6 +21,7 @@ _TRAINS_ON = {
     "flow-kitti-b": "KITTI",
     "flow-quick": "warped photographs of scikit-image",
     "flow-nano": "photographs in layers",
+    "flow-smoke": "warped photographs of scikit-image",
     "inr-nature": "`data_div2k.npz`, `data_2d_text.npz`, or a folder of images",
     "inr-video": "a folder with a video",
     "inr-audio": "a folder with a wav",
@@ -43,6 +44,7 @@ _DESIGNS = {
     "lm-file": "attractor, any text",
     "lm-quick": "convergent, embedded text",
     "lm-smoke": "original, learns to count",
+    "lm-smoke-attractor": "attractor, learns to count",
 }
 _FILTERS = {"siren_like": "DEQ-SIREN", "fourier": "DEQ-MFN (Fourier)", "gabor": "DEQ-MFN (Gabor)"}
 _SOLVERS = {"broyden": "Broyden", "fixed_point_iter": "plain"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,8 +11,6 @@ from deq_zoo.lm.attention import causal_mask
 from deq_zoo.lm.attractor.layers import Surroundings, rotate
 from deq_zoo.lm.attractor.model import Attractor
 from deq_zoo.lm.decoder import Decoder
-
-Start = Literal["backbone", "shift"]
 
 
 class KeyCache:
@@ -79,38 +77,26 @@ class AttractorDecoder(Decoder):
         model: of the design attractor, solved by positions.
         span: how many tokens before a segment the decoder remembers.
         length: tokens of a segment; as many as `span` by default.
-        start: where the solve for a token starts: at the output of the `backbone`, or there plus
-            the `shift` that the token before had from its own.
     """
 
     model: Attractor
 
-    def __init__(
-        self,
-        model: Attractor,
-        span: int,
-        length: int | None = None,
-        start: Start = "backbone",
-    ) -> None:
+    def __init__(self, model: Attractor, span: int, length: int | None = None) -> None:
         super().__init__(model, span, length)
         if model.published is not None:
             raise ValueError(
                 "mixing=published solves whole sequences, so that its unconverged states depend on "
                 "later tokens: use Chunked, or mixing=positions"
             )
-        self.start = start
         self._cache, self._position = KeyCache(), 0
-        self._shift: Tensor | None = None  # (B, 1, D) of the last token, if solves start there
 
     def _select(self, rows: Tensor) -> None:
         self._cache.select(rows)
-        self._shift = None if self._shift is None else self._shift[rows]
 
     def _read(self, ids: Tensor) -> Tensor:
         model, new = self.model, self.propose(ids)
-        z0 = None if self._shift is None else new.c + self._shift
-        out = model.solve(new.c, new.around[model.config.backbone :], new.kept, z0)
-        self._append(new, out.kept, out.state)
+        out = model.solve(new.c, new.around[model.config.backbone :], new.kept)
+        self._append(new, out.kept)
         self.stats = out.stats
         return out.z
 
@@ -128,7 +114,7 @@ class AttractorDecoder(Decoder):
         """Add tokens to the text whose states (B, n, D) another program has solved for."""
         around = new.around[self.model.config.backbone :]
         kept = self.model.remember(z + new.c, around)
-        self._append(new, torch.cat((new.kept, kept), dim=2), z)
+        self._append(new, torch.cat((new.kept, kept), dim=2))
         self._fill(z.shape[1])
 
     def core_cache(self) -> Tensor | None:
@@ -136,15 +122,13 @@ class AttractorDecoder(Decoder):
         kv = self._cache.read()
         return None if kv is None else kv[:, self.model.config.backbone :]
 
-    def _append(self, new: Proposal, kept: Tensor, z: Tensor) -> None:
+    def _append(self, new: Proposal, kept: Tensor) -> None:
         heads, around = self.model.config.heads, new.around
         by_block = kept.unflatten(2, (len(around), 2, heads, -1))
         kv = by_block.permute(3, 2, 0, 4, 1, 5)  # (2, blocks, B, H, L, e)
         k = rotate(kv[0], around[0].cos, around[0].sin)
         self._cache.append(torch.stack((k, kv[1])))
-        self._position += z.shape[1]
-        if self.start == "shift":
-            self._shift = (z - new.c)[:, -1:]
+        self._position += kept.shape[1]
 
     def _surroundings(self, x: Tensor) -> list[Surroundings]:
         """Return everything besides the state that each block needs."""

@@ -1,16 +1,13 @@
-"""Denoisers by command: training, evaluation, sampling and inversion; and the README."""
+"""Denoisers by command: training, evaluation, sampling and inversion."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
 
-from deq_zoo import diffusion
 from deq_zoo.cli import main
 from deq_zoo.diffusion import samples
 from deq_zoo.diffusion.options import Sampling
@@ -94,14 +91,3 @@ def test_evaluation_includes_inversion(run: Path, capsys: pytest.CaptureFixture[
     metrics = json.loads(capsys.readouterr().out)["metrics"]
     assert metrics.keys() == {"loss", "chain_error", "inversion_sse", "inversion_psnr"}
     assert metrics["chain_error"] < 1e-3
-
-
-def test_the_readme_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    readme = Path(diffusion.__file__).with_name("README.md").read_text()
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    for code in re.findall(r"```python\n(.*?)```", readme, re.DOTALL):
-        exec(code, names)
-    assert names["inverted"].noise.shape == (2, 3, 16, 16)
-    assert names["output"].prediction.noise.shape == (1, 8, 8)
-    assert len(names["pictures"]) == 4

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.code_blocks import code_blocks
+from tests.code_blocks import code_blocks, run_blocks
 from tests.golden import FOLDER
 
 README = Path(__file__).parents[3] / "deq_zoo" / "ignn" / "README.md"
@@ -19,8 +18,6 @@ def test_the_programs_run_from_top_to_bottom(
 ) -> None:
     shutil.copytree(FOLDER / "runs" / "ignn-smoke", tmp_path / "runs" / "ignn-smoke")
     monkeypatch.chdir(tmp_path)
-    program: dict[str, Any] = {}
-    for block in code_blocks(README):
-        exec(compile(block, str(README), "exec", dont_inherit=True), program)
+    program = run_blocks(code_blocks(README))
     assert set(program["answer"].prediction.labels) <= {"ring", "star"}
     assert program["z"].shape == (4, 64)

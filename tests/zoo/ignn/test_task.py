@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from dataclasses import replace
@@ -22,7 +21,7 @@ from deq_zoo.ignn.metrics import f1_scores, oracle_labels
 from deq_zoo.ignn.set_task import GraphClassTask, TissueTask
 from deq_zoo.ignn.task import NodeLabelTask, NodeTask
 from deq_zoo.metrics import accuracy
-from deq_zoo.preset import PRESETS, find_preset
+from deq_zoo.preset import find_preset
 from deq_zoo.settings import with_settings
 from deq_zoo.task import Shard
 from deq_zoo.values import from_data, to_data
@@ -31,15 +30,7 @@ from tests.zoo.ignn.tasks import make_task, make_tissues, measure
 from tests.zoo.training import train
 from torchdeq import DEQConfig
 
-NAMES = sorted(name for name in PRESETS if name.startswith("ignn"))
 F1 = {"micro_f1", "macro_f1"}
-
-
-def test_every_preset_goes_to_a_file_and_back() -> None:
-    assert {"ignn-quick", "ignn-smoke", "ignn-ppi-large"} <= set(NAMES)
-    for name in NAMES:
-        preset = find_preset(name)
-        assert from_data(json.loads(json.dumps(to_data(preset)))) == preset
 
 
 def test_the_smoke_preset_trains_and_reports(tmp_path: Path, capsys: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,30 +21,17 @@ from deq_zoo.inr import (
 )
 from deq_zoo.inr.readers import read_image
 from deq_zoo.inr.shape_task import FitShape
-from deq_zoo.preset import PRESETS, find_preset
-from deq_zoo.values import from_data, to_data
+from deq_zoo.preset import find_preset
 from tests.zoo.inr.measure import measure
 from tests.zoo.inr.resuming import assert_resumes_bit_for_bit
 from tests.zoo.training import train
 from torchdeq import DEQConfig
 
-NAMES = sorted(name for name in PRESETS if name.startswith("inr-"))
 NET = FieldConfig(width=16, input_scale=8.0)
 RECIPE = DEQConfig(f_max_iter=40, f_tol=1e-4, grad=[3], on_failure="ignore")
 EXACT = DEQConfig(
     ift=True, higher_order=True, f_tol=1e-5, b_tol=1e-5, f_stop_mode="rel", on_failure="ignore"
 )
-
-
-def test_every_preset_goes_to_a_file_and_back() -> None:
-    assert {
-        *("inr-quick", "inr-smoke", "inr-nature", "inr-text", "inr-video", "inr-audio"),
-        *("inr-camera", "inr-celeba", "inr-file"),
-    } <= set(NAMES)
-    for name in NAMES:
-        preset = find_preset(name)
-        assert from_data(json.loads(json.dumps(to_data(preset)))) == preset
-        assert PRESETS[name].__doc__
 
 
 def test_presets_have_the_papers_numbers_of_parameters() -> None:

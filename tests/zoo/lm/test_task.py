@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from math import exp
 from pathlib import Path
@@ -18,14 +17,11 @@ from deq_zoo.lm.loss import last_step
 from deq_zoo.lm.presets import CONVERGENT, REGULARISED
 from deq_zoo.lm.task import LanguageTask
 from deq_zoo.optim import WarmCosine
-from deq_zoo.preset import PRESETS
 from deq_zoo.task import Shard, Split
-from deq_zoo.values import from_data, to_data
 from tests.zoo.lm.inputs import predict_inputs, python_input
 from tests.zoo.lm.nets import make_config
 from tests.zoo.training import train
 
-NAMES = sorted(name for name in PRESETS if name.startswith("lm-"))
 SMALL = make_config("convergent", tokens=256, cutoffs=(), shrink=1)
 
 
@@ -41,13 +37,6 @@ def make_task(**changes: Any) -> LanguageTask:
         "eval_limit": 2,
     }
     return LanguageTask(**(options | changes))
-
-
-def test_every_preset_goes_to_a_file_and_back() -> None:
-    assert {"lm-quick", "lm-smoke", "lm-wt103-final", "lm-wt2-ours", "lm-file"} <= set(NAMES)
-    for name in NAMES:
-        preset = PRESETS[name]()
-        assert from_data(json.loads(json.dumps(to_data(preset)))) == preset
 
 
 def test_the_smoke_preset_trains_reports_reads_and_writes(tmp_path: Path, capsys: Any) -> None:

@@ -76,33 +76,39 @@ def test_text_comes_line_by_line_and_wrapped_at_words() -> None:
     assert lines == ["Es ist ein ", "Wörtchen und ", "noch eins", "zwei", "", "drei"]
 
 
-class Shy:
-    """A decoder whose likeliest token its tokenizer does not have."""
+class Recorded:
+    """A decoder that keeps what it reads.
+
+    Args:
+        size: of the vocabulary.
+        slope: by how much the logit of a token is above that of the token before; with 0 all are
+            equally likely.
+    """
 
     device = torch.device("cpu")
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.fed: list[int] = []
+    def __init__(self, size: int, slope: float = 0.0) -> None:
+        self.logits = slope * torch.arange(size)
+        self.read: list[int] = []
 
-    def feed(self, tokens: torch.Tensor) -> torch.Tensor:
-        assert tokens.dtype == torch.long
-        self.fed += tokens[0].tolist()
-        return torch.arange(self.size, dtype=torch.float32)[None].log_softmax(1)
+    def feed(self, ids: torch.Tensor) -> torch.Tensor:
+        assert ids.dtype == torch.long
+        self.read += ids[0].tolist()
+        return self.logits[None].log_softmax(1)
 
 
 @pytest.mark.parametrize("tokenizer", [Words.of(["a b c"]), Bytes()], ids=lambda t: t.kind)
 def test_a_model_with_room_for_more_tokens_writes_those_there_are(tokenizer: Any) -> None:
     for temperature in (0.0, 100.0):
         options = Sampling(prompt="a", tokens=20, temperature=temperature)
-        assert list(Writing(Shy(tokenizer.size + 50), tokenizer, options))  # type: ignore[arg-type]
+        assert list(Writing(Recorded(tokenizer.size + 50, slope=1.0), tokenizer, options))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("prompt", ["", "   "])
 def test_a_prompt_begins_a_paragraph(prompt: str) -> None:
-    shy = Shy(4)
-    assert list(Writing(shy, Words.of(["a b c"]), Sampling(prompt=prompt, tokens=1)))  # type: ignore[arg-type]
-    assert shy.fed == [0, 0]
+    decoder = Recorded(4)
+    assert list(Writing(decoder, Words.of(["a b c"]), Sampling(prompt=prompt, tokens=1)))  # type: ignore[arg-type]
+    assert decoder.read == [0, 0]
 
 
 def test_options_out_of_range_are_errors() -> None:
@@ -117,20 +123,6 @@ def test_options_out_of_range_are_errors() -> None:
             Sampling(**wrong)
     with pytest.raises(ValueError, match="top_p must lie"):
         Sampling(top_p=0.0)
-
-
-class Recorded:
-    """A decoder that keeps what it reads, and finds every token equally likely."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.read: list[int] = []
-
-    def feed(self, ids: torch.Tensor) -> torch.Tensor:
-        self.read += ids[0].tolist()
-        return torch.zeros(len(ids), self.size).log_softmax(1)
 
 
 def test_the_last_piece_of_a_prompt_is_completed() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ from deq_zoo.mdeq import (
     MDEQConfig,
     MDEQSegmenter,
 )
-from deq_zoo.mdeq import model as model_file
 from tests.zoo.mdeq.nets import SMALL, compute_f
 from torchdeq import DEQConfig, fp_correction, jac_reg, mem_gc, remove_norm, reset_norm
 
@@ -373,11 +371,3 @@ def test_refuses_what_is_not_an_image_or_not_a_tuple() -> None:
         model(torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
     with pytest.raises(TypeError, match="f_maxiter"):
         model(torch.zeros(2, 3, 8, 8), f_maxiter=3)
-
-
-@pytest.mark.slow
-def test_the_readmes_first_example_runs() -> None:
-    text = (Path(model_file.__file__).parent / "README.md").read_text()
-    names: dict[str, Any] = {}
-    exec(text.split("```python\n")[1].split("```")[0], names)
-    assert [tuple(z.shape) for z in names["pyramid"]] == [(8, 24, 32, 32), (8, 24, 16, 16)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,16 +24,14 @@ from deq_zoo.predictions import Failure, OutFolder, Prediction
 from deq_zoo.preset import PRESETS, find_preset, load_presets
 from deq_zoo.settings import change_settings
 from deq_zoo.task import Shard, generator
-from deq_zoo.values import from_data, to_data
 
 load_presets(find_family("mdeq"))
 NAMES = [name for name in PRESETS if name.startswith("mdeq-")]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_presets_are_values_that_build(name: str) -> None:
+def test_presets_build(name: str) -> None:
     preset = find_preset(name)
-    assert from_data(json.loads(json.dumps(to_data(preset)))) == preset
     if name != "mdeq-imagenet-small":  # the golden tests count its parameters
         preset.task.build()
 

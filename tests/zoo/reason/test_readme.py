@@ -14,7 +14,7 @@ import deq_zoo
 from deq_zoo.cli import main
 from deq_zoo.preset import find_preset
 from deq_zoo.reason.convert import to_authors
-from tests.code_blocks import code_blocks
+from tests.code_blocks import code_blocks, run_blocks
 from tests.zoo.reason.inputs import PUZZLES
 
 README = Path(__file__).parents[3] / "deq_zoo" / "reason" / "README.md"
@@ -28,9 +28,7 @@ GRADIENTS = (
 
 
 def test_the_programs_run_from_top_to_bottom() -> None:
-    program: dict[str, Any] = {}
-    for block in code_blocks(README):
-        exec(compile(block, str(README), "exec", dont_inherit=True), program)
+    program = run_blocks(code_blocks(README))
     assert program["out"].prediction.shape == (8, 16, 6)
 
 
