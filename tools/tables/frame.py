@@ -22,6 +22,10 @@ _NAME = re.compile(r"\b[0-9a-f]{7}\b")  # of a commit
 _MINUS = re.compile(r"e([-+])0(\d)")
 
 
+#: On the first page a reader opens the line under a table.
+_FOLDED = "<details><summary>Where these numbers come from</summary>\n\n{}</details>\n\n"
+
+
 class Table(NamedTuple):
     """A table that pages may name.
 
@@ -186,6 +190,8 @@ def write(text: str, page: Path) -> str:
             raise KeyError(f"{page.name} asks for a table {match[2]!r}; known: {known}")
         make, sources = TABLES[match[2]]
         under = f"{origin(sources, page)}\n\n" if sources else ""
+        if under and page == ROOT / "README.md":
+            under = _FOLDED.format(under)
         return f"{match[1]}\n{make()}\n\n{under}{match[3]}"
 
     return _PLACE.sub(replace, text)
