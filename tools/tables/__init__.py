@@ -21,6 +21,7 @@ from tools.tables import (  # noqa: F401  each adds its tables
     front,
     gradients,
     language,
+    language_sentences,
     library,
     processes,
     published,

@@ -168,11 +168,16 @@ _PARTS = {
     "random gated blocks at first": "random gated blocks at first (`core_start=random`)",
     "published start": "published start: also `input_rms=0`, `gate_start=0.75`",
     "start at zeros": "solves start at zeros, not at the backbone",
-    "Muon": "Muon for the matrices of the backbone, at the rate of AdamW",
-    "explicit, Muon": "explicit transformer, Muon at the rate of AdamW",
+    "Muon": "Muon for the matrices of the backbone",
+    "explicit, Muon": "explicit transformer, Muon for the same matrices",
     "mixed precision": "mixed precision (bf16)",
     "compiled f": "compiled f",
 }
+
+
+def _rates_of(rows: dict[str, Any], name: str) -> list[str]:
+    """Return the keys of the rows of a part with several learning rates."""
+    return [key for key in rows if key.rpartition(" ")[0] == name]
 
 
 @table("lm_designs/ablate")
@@ -182,8 +187,11 @@ def lm_ablation() -> str:
               "relative residual"]  # fmt: skip
     rows = read("lm_designs/ablate")["rows"]
     lines = []
-    for name, shown in _PARTS.items():
-        row = rows[name]
+    for name, words in _PARTS.items():
+        row, shown = rows.get(name), words
+        if row is None:  # one of several learning rates
+            key = min(_rates_of(rows, name), key=lambda key: float(rows[key]["held_out_loss"]))
+            row, shown = rows[key], f"{words}, {float(key.split()[-1]):g}, the best of three rates"
         once = row.get("loss after one evaluation")
         solved = row["residual"] is not None
         lines.append(
