@@ -50,16 +50,18 @@ def variants(attractor: Preset, explicit: Preset) -> dict[str, Preset]:
         **{name: replace(attractor, task=replace(task, **part)) for name, part in own.items()},
         "mixed precision": replace(attractor, precision="bf16"),
         **{f"Muon {rate:g}": with_muon(attractor, rate) for rate in MUON_RATES},
+        **{f"Muon everywhere {rate:g}": with_muon(attractor, rate, True) for rate in MUON_RATES},
         **{f"explicit, Muon {rate:g}": with_muon(explicit, rate) for rate in MUON_RATES},
     }
 
 
-def with_muon(preset: Preset, rate: float) -> Preset:
+def with_muon(preset: Preset, rate: float, everywhere: bool = False) -> Preset:
     """Return a preset whose backbone has its matrices changed by Muon, all other weights as before.
 
     Args:
         preset: with the optimiser `Adam`.
         rate: of Muon.
+        everywhere: in the gated blocks, too.
     """
     adam = preset.optim
     assert isinstance(adam, Adam)
@@ -70,8 +72,8 @@ def with_muon(preset: Preset, rate: float) -> Preset:
         betas=adam.betas,
         eps=adam.eps,
         weight_decay=adam.weight_decay,
-        core_decay=adam.weight_decay,
         schedule=adam.schedule,
+        **({"core_muon": True} if everywhere else {"core_decay": adam.weight_decay}),
     )
     return replace(preset, optim=muon)
 

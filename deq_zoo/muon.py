@@ -32,7 +32,7 @@ class Muon(Optim):
 
     Published with the attractor: each matrix of the update has its singular values brought near 1,
     is balanced by a mean of squares over rows or columns, and decays only weights whose sign agrees
-    with it. Matrices that an equilibrium uses are left to AdamW, since its updates are smaller.
+    with it. As published, matrices that an equilibrium uses are left to AdamW.
 
     Args:
         lr: learning rate of AdamW for tables and vectors outside the equilibrium.
@@ -42,6 +42,8 @@ class Muon(Optim):
         eps: number added to the root of the squared gradient's mean.
         weight_decay: strength of Muon's weight decay; it falls linearly to 0 over the run.
         core_decay: strength of the weight decay of matrices that the equilibrium uses.
+        core_muon: change the matrices that the equilibrium uses by Muon, too, with its weight decay
+            and with `core_factor` of its rate.
         momentum: of Muon after the first updates.
         momentum_start: of Muon at the first update.
         momentum_updates: updates in which the momentum rises.
@@ -55,12 +57,21 @@ class Muon(Optim):
     eps: float = 1e-10
     weight_decay: float = 0.2
     core_decay: float = 0.1
+    core_muon: bool = False
     momentum: float = 0.95
     momentum_start: float = 0.85
     momentum_updates: int = 300
     schedule: Schedule = _PUBLISHED
 
     needs_whole_matrices: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.core_muon and self.core_decay != Muon.core_decay:
+            raise ValueError(
+                f"core_decay={self.core_decay} would have no effect: with core_muon=true these "
+                "matrices have weight_decay; drop it"
+            )
 
     def make(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Return an optimiser of weights of which nothing is known but their shapes."""
@@ -81,10 +92,15 @@ class Muon(Optim):
 
     def _make(self, by_kind: dict[str, list[nn.Parameter]]) -> MuonAdamW:
         core = self.lr * self.core_factor
+        core_matrix: tuple[str, str, float, float] = (
+            ("core_matrix", "muon", self.matrix_lr * self.core_factor, self.weight_decay)
+            if self.core_muon
+            else ("core_matrix", "adamw", core, self.core_decay)
+        )
         groups = (
             ("vector", "adamw", self.lr, 0.0),
             ("core_vector", "adamw", core, 0.0),
-            ("core_matrix", "adamw", core, self.core_decay),
+            core_matrix,
             ("matrix", "muon", self.matrix_lr, self.weight_decay),
         )
         return MuonAdamW(

@@ -169,7 +169,8 @@ _PARTS = {
     "published start": "published start: also `input_rms=0`, `gate_start=0.75`",
     "start at zeros": "solves start at zeros, not at the backbone",
     "Muon": "Muon for the matrices of the backbone",
-    "explicit, Muon": "explicit transformer, Muon for the same matrices",
+    "Muon everywhere": "Muon for the matrices of the gated block, too",
+    "explicit, Muon": "explicit transformer, Muon for the matrices of all blocks",
     "mixed precision": "mixed precision (bf16)",
     "compiled f": "compiled f",
 }

@@ -87,6 +87,24 @@ def test_every_weight_of_an_attractor_has_the_published_rule() -> None:
     assert groups == expected
 
 
+def test_matrices_of_the_equilibrium_may_have_the_rule_of_the_others() -> None:
+    model = Golden("A").make_model()
+    names = {p: name for name, p in model.named_parameters()}
+    rules: dict[str, str] = {}
+    optim = Muon(core_muon=True, matrix_lr=4e-3, core_factor=0.5, weight_decay=0.3)
+    for group in optim.make_for(model).param_groups:
+        rules |= {names[p]: group["rule"] for p in group["params"]}
+        if group["rule"] == "muon":
+            is_core = names[group["params"][0]].startswith("core")
+            assert (group["lr"], group["weight_decay"]) == (2e-3 if is_core else 4e-3, 0.3)
+    matrices = {name for name, rule in rules.items() if rule == "muon"}
+    blocks = tuple(f"{part}.{k}" for part in ("prelude", "core") for k in range(2))
+    assert {name for name in rules if name.startswith(blocks) and ".c_q." in name} <= matrices
+    assert not any("vocabulary" in name or "norm" in name for name in matrices)
+    with pytest.raises(ValueError, match=r"core_decay=0\.2 would have no effect"):
+        Muon(core_muon=True, core_decay=0.2)
+
+
 def test_orthogonalised_matrices_have_singular_values_near_one() -> None:
     x = orthogonalised(torch.randn(3, 12, 7, dtype=torch.float64))
     values = torch.linalg.svdvals(x)
