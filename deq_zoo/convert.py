@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,8 +12,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from deq_zoo.building import try_to_build
 from deq_zoo.checkpoint import Checkpoint
-from deq_zoo.errors import CheckpointError, ZooError
+from deq_zoo.errors import CheckpointError, DataError, MissingPackage, ZooError
 from deq_zoo.files import write_atomically
 from deq_zoo.loading import open_model
 from deq_zoo.precision import in_precision
@@ -56,7 +58,9 @@ def convert_file(
     """
     if out.resolve() == source.resolve():
         raise CheckpointError(f"{source} would be overwritten: choose another --out")
-    part = find_state(read_content(source), str(source), key, preset.task)
+    content = read_content(source)
+    _check_settings(preset)
+    part = find_state(content, str(source), key, preset.task)
     weights, facts = _from_authors(preset.task, part.state, str(source), name)
     model = in_precision(preset.task.build(facts), preset.precision)
     load_weights(model, weights, str(source))
@@ -132,6 +136,15 @@ def find_state(content: Any, source: str, key: str | None = None, task: Task | N
             raise CheckpointError(f"{source} has {short!r} twice, once with the prefix 'module.'")
         state[short] = value
     return Part(state, path)
+
+
+def _check_settings(preset: Preset) -> None:
+    """Raise `ZooError` for settings that do not fit together.
+
+    Without the data that tells a model its sizes, only converting the weights can show it.
+    """
+    with suppress(DataError, MissingPackage):
+        try_to_build(preset)
 
 
 def _from_authors(task: Task, state: Weights, source: str, name: str) -> Converted:
