@@ -16,6 +16,7 @@ from deq_zoo.loading import load
 from deq_zoo.model import Model
 from deq_zoo.preset import Preset, find_preset
 from deq_zoo.processes import Processes, start_processes
+from deq_zoo.python_errors import naming_arguments
 from deq_zoo.run import Run
 from deq_zoo.settings import change_settings
 from deq_zoo.trainer import TIME_UP, Trainer
@@ -65,6 +66,7 @@ class Result:
         return load(self.run.path, best)
 
 
+@naming_arguments()
 def train(
     name: str,
     *,
@@ -215,5 +217,5 @@ def _advice(run: Run, processes: Processes) -> str:
         return "this process ends, too. The run has no checkpoint: start it again"
     return (
         "this process ends, too. The last checkpoint is intact: go on with --resume and "
-        f"{processes.count} processes (--out {run.path})"
+        f"{processes.count} processes; its run is {run.path}"
     )
