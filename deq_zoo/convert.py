@@ -21,7 +21,7 @@ from deq_zoo.precision import in_precision
 from deq_zoo.preset import Preset
 from deq_zoo.task import Converted, Task, Weights
 from deq_zoo.values import to_data
-from deq_zoo.weight_files import read_content
+from deq_zoo.weight_files import check_file, read_content
 from deq_zoo.weights import load_weights
 
 #: Keys under which training programs save a state_dict.
@@ -58,9 +58,9 @@ def convert_file(
     """
     if out.resolve() == source.resolve():
         raise CheckpointError(f"{source} would be overwritten: choose another --out")
-    content = read_content(source)
+    check_file(source)
     _check_settings(preset)
-    part = find_state(content, str(source), key, preset.task)
+    part = find_state(read_content(source), str(source), key, preset.task)
     weights, facts = _from_authors(preset.task, part.state, str(source), name)
     model = in_precision(preset.task.build(facts), preset.precision)
     load_weights(model, weights, str(source))
