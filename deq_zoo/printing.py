@@ -113,5 +113,5 @@ def describe_evaluation(evaluation: Evaluation, task: Task) -> Iterator[str]:
     ]
     parts = [f"{solver['nfe']:.4g} evaluations", f"relative residual {solver['residual']:.1e}"]
     if "spectral_radius" in solver:
-        parts.append(f"spectral radius {solver['spectral_radius']:.2f}")
+        parts.append(f"mean spectral radius {solver['spectral_radius']:.2f}")
     yield f"solver: {', '.join(parts + shares)}"
