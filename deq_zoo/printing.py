@@ -75,7 +75,7 @@ def show_training(result: Result, json: bool) -> int:
     if not result.finished:
         print(
             f"deq-zoo: stopped at step {result.step} of {result.steps}; --resume goes on from "
-            f"{result.run.path}",
+            f"{result.run.path}, deq-zoo evaluate and deq-zoo report show how far it has come",
             file=sys.stderr,
         )
         if result.interrupted:
