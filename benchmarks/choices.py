@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
+from benchmarks.help import answer_help
 from benchmarks.storing import RESULTS, store
 from torchdeq import FixedPointIter, StopRule, get_deq, solve
 
@@ -108,4 +109,5 @@ def ratio(one: Callable[[], object], other: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
+    answer_help(__doc__)
     main()

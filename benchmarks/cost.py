@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from benchmarks.contest import OLD, OURS, Contest, Worker, open_contest
+from benchmarks.help import answer_help
 from benchmarks.metering import SIZES, STATES, STOPS, Cell
 from benchmarks.storing import RESULTS, store
 from benchmarks.table import render
@@ -97,4 +98,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    answer_help(__doc__)
     raise SystemExit(main())

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.cases import mlp
+from benchmarks.help import answer_help
 from benchmarks.overhead import CALLS, RULES
 from benchmarks.storing import RESULTS, store
 from torchdeq import StopRule, solve
@@ -104,4 +105,5 @@ def operators(run: Callable[..., object], f: Callable[..., Any]) -> dict[str, tu
 
 
 if __name__ == "__main__":
+    answer_help(__doc__)
     main()

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.fake_cluster import ClusterMeter, fake_cluster
+from benchmarks.help import answer_help
 from benchmarks.sharded_language import Language, shard
 from benchmarks.storing import RESULTS, store
 from deq_zoo.fitting import fit
@@ -209,4 +210,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    answer_help(__doc__)
     main()

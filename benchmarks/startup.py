@@ -7,6 +7,7 @@ import sys
 from statistics import median
 from time import perf_counter
 
+from benchmarks.help import answer_help
 from benchmarks.storing import RESULTS, store
 
 FILE = RESULTS / "startup.json"
@@ -36,4 +37,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    answer_help(__doc__)
     main()

@@ -57,7 +57,8 @@ def _add_train(parser: ArgumentParser) -> None:
     length.add_argument("--steps", type=whole, metavar="N", help="short for --set steps=N")
     add("--seed", type=whole, metavar="N", help="short for --set seed=N")
     add("--workers", type=whole, metavar="N", help="short for --set workers=N")
-    add("--max-seconds", type=positive, metavar="S", help="stop after S seconds, with a checkpoint")
+    add("--max-seconds", type=positive, metavar="S", help="stop after the step or the "
+        "evaluation that reaches S seconds, with a checkpoint")  # fmt: skip
     add("--launch", type=at_least_one, metavar="N", help="train with N processes on this machine")
     add("--quiet", action="store_true", help="show no progress")
     add("--no-report", action="store_true", help="write no report at the end")

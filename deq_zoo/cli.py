@@ -199,7 +199,6 @@ def _check_free(out: Path, force: bool) -> None:
 
 
 def _convert(args: argparse.Namespace) -> None:
-    from deq_zoo.building import try_to_build
     from deq_zoo.convert import convert_file, export_file
     from deq_zoo.loading import check_last
     from deq_zoo.preset import find_preset
@@ -220,7 +219,6 @@ def _convert(args: argparse.Namespace) -> None:
         count, key = export_file(args.file, out, best=not args.last), ""
     else:
         preset = _with_changes(find_preset(args.preset), args)
-        try_to_build(preset)
         count, key = convert_file(args.file, preset, args.preset, out, args.key)
     if args.json:
         print(json.dumps({"out": str(out), "tensors": count, "key": key}))

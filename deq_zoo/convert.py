@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,15 +12,16 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from deq_zoo.building import try_to_build
 from deq_zoo.checkpoint import Checkpoint
-from deq_zoo.errors import CheckpointError, ZooError
+from deq_zoo.errors import CheckpointError, DataError, MissingPackage, ZooError
 from deq_zoo.files import write_atomically
 from deq_zoo.loading import open_model
 from deq_zoo.precision import in_precision
 from deq_zoo.preset import Preset
 from deq_zoo.task import Converted, Task, Weights
 from deq_zoo.values import to_data
-from deq_zoo.weight_files import read_content
+from deq_zoo.weight_files import check_file, read_content
 from deq_zoo.weights import load_weights
 
 #: Keys under which training programs save a state_dict.
@@ -56,6 +58,8 @@ def convert_file(
     """
     if out.resolve() == source.resolve():
         raise CheckpointError(f"{source} would be overwritten: choose another --out")
+    check_file(source)
+    _check_settings(preset)
     part = find_state(read_content(source), str(source), key, preset.task)
     weights, facts = _from_authors(preset.task, part.state, str(source), name)
     model = in_precision(preset.task.build(facts), preset.precision)
@@ -132,6 +136,15 @@ def find_state(content: Any, source: str, key: str | None = None, task: Task | N
             raise CheckpointError(f"{source} has {short!r} twice, once with the prefix 'module.'")
         state[short] = value
     return Part(state, path)
+
+
+def _check_settings(preset: Preset) -> None:
+    """Raise `ZooError` for settings that do not fit together.
+
+    Without the data that tells a model its sizes, only converting the weights can show it.
+    """
+    with suppress(DataError, MissingPackage):
+        try_to_build(preset)
 
 
 def _from_authors(task: Task, state: Weights, source: str, name: str) -> Converted:

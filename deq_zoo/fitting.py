@@ -15,11 +15,13 @@ from deq_zoo.finite import check_loss, diverged, find_not_finite, not_finite_by_
 from deq_zoo.model import Model
 from deq_zoo.precision import in_precision
 from deq_zoo.preset import Preset
+from deq_zoo.python_errors import naming_arguments
 from deq_zoo.randomness import unchanged_randomness
 from deq_zoo.task import WHOLE
 from deq_zoo.update import Learner, OneDevice, check_seconds
 
 
+@naming_arguments()
 def fit(
     preset: Preset,
     *,

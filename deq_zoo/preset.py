@@ -18,7 +18,7 @@ from deq_zoo.packages import require_family
 from deq_zoo.precision import Precision, describe_tolerances, reachable_tolerances
 from deq_zoo.spelling import suggest
 from deq_zoo.task import Task
-from deq_zoo.uses import NORM
+from deq_zoo.uses import BACKWARD_SOLVE, NORM
 from torchdeq import DEQConfig, get_deq
 from torchdeq.registry import Registry
 
@@ -131,8 +131,8 @@ class Preset:
     def change_deq(self, **options: Any) -> DEQConfig:
         """Return other options of the equilibrium, the paper's flags; the task need not use them.
 
-        Another solver does not inherit the options of the one it replaces, and `norm_type="none"`
-        drops those of the norm.
+        Another solver does not inherit the options of the one it replaces, `norm_type="none"` drops
+        those of the norm, and a gradient that is not implicit those of the backward solve.
         """
         deq = self.task.deq
         for side in ("f", "b"):
@@ -143,7 +143,11 @@ class Preset:
             defaults = deq.defaults()
             options = {**{name: defaults[name] for name in NORM if name in deq.given}, **options}
         try:
-            return deq.with_options(**options)
+            changed = deq.with_options(**options)
+            if deq.implicit and not changed.implicit:
+                inherited = (BACKWARD_SOLVE & deq.given) - options.keys()
+                changed = changed.with_options(**{n: deq.defaults()[n] for n in inherited})
+            return changed
         except (ValueError, TypeError, KeyError) as error:
             raise ZooError(str(error)) from None
 

@@ -75,7 +75,7 @@ def show_training(result: Result, json: bool) -> int:
     if not result.finished:
         print(
             f"deq-zoo: stopped at step {result.step} of {result.steps}; --resume goes on from "
-            f"{result.run.path}",
+            f"{result.run.path}, deq-zoo evaluate and deq-zoo report show how far it has come",
             file=sys.stderr,
         )
         if result.interrupted:
@@ -113,5 +113,5 @@ def describe_evaluation(evaluation: Evaluation, task: Task) -> Iterator[str]:
     ]
     parts = [f"{solver['nfe']:.4g} evaluations", f"relative residual {solver['residual']:.1e}"]
     if "spectral_radius" in solver:
-        parts.append(f"spectral radius {solver['spectral_radius']:.2f}")
+        parts.append(f"mean spectral radius {solver['spectral_radius']:.2f}")
     yield f"solver: {', '.join(parts + shares)}"

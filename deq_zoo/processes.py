@@ -6,11 +6,15 @@ for another process has an end: the timeout, or the loss of that process.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from importlib import import_module
 from math import inf
 from typing import Any, TypeVar, cast
 
@@ -31,6 +35,7 @@ T = TypeVar("T")
 #: The environment variable with the seconds that a process waits for another.
 TIMEOUT = "DEQ_ZOO_TIMEOUT"
 _TIMEOUT = 1800.0
+_PAUSE = 0.1  # seconds for threads of a group that caches of DTensor keep: time to become idle
 
 
 class Processes:
@@ -121,11 +126,26 @@ class Processes:
                 raise
             finally:
                 watch.stop()
+        atexit.register(_leave_group)
+
+
+def _leave_group() -> None:
+    """Destroy the process group when the program ends: another run may have joined it.
+
+    A thread of gloo that lives on may drop a tensor of an ending interpreter, which aborts it.
+    """
+    gc.collect()  # a wrapped model keeps the group, and cycles keep the model
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        time.sleep(_PAUSE)
 
 
 def start_processes(preset: Preset, cpu: bool) -> Processes:
     """Return the processes of a run; waits until all of them have started."""
     _check_launcher()
+    if _world_is_set():
+        # Its functions keep the group that is there when they are imported, as defaults.
+        import_module("torch.distributed.nn.functional")
     if not dist.is_initialized():  # an earlier run of this process may have had other devices
         AcceleratorState._reset_state(reset_partial_state=True)
     AcceleratorState._reset_state()

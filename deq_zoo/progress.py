@@ -1,10 +1,16 @@
-"""The display of a training run: a live line on a terminal, lines of JSON elsewhere."""
+"""The display of a training run: a live line on a terminal, lines of JSON elsewhere.
+
+What takes long is named on stderr, in both.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -13,6 +19,37 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from deq_zoo.log import as_json
+
+_PATIENCE = 5.0  # seconds of silence before a user wonders
+
+
+@contextmanager
+def naming_what_takes_long(doing: str, quiet: bool) -> Iterator[None]:
+    """Print what the block does if it takes longer than some seconds, and then how long it took.
+
+    Args:
+        doing: what, e.g. `scoring the test data`.
+        quiet: print nothing.
+    """
+    if quiet:
+        yield
+        return
+    began = time.monotonic()
+    timer = threading.Timer(_PATIENCE, lambda: _tell(f"{doing} ..."))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        seconds = time.monotonic() - began
+        if seconds > _PATIENCE:
+            _tell(f"{doing}: {seconds:.0f} s")
+
+
+def _tell(text: str) -> None:
+    print(f"deq-zoo: {text}", file=sys.stderr, flush=True)
 
 
 class Display(Protocol):

@@ -14,6 +14,7 @@ from deq_zoo.spelling import suggest
 from deq_zoo.uses import UnusedOptions, check_chosen
 from torchdeq import DEQConfig
 
+_DEQ = "task.deq."  # how paths of options of the equilibrium begin
 _EITHER = {"steps": "epochs", "epochs": "steps"}  # of a preset
 
 
@@ -163,15 +164,17 @@ def change_preset(
         data_dir: the folder of the data; None leaves it.
         all_names: where users read the names of all settings, for errors.
     """
-    changes: dict[str, Any] = {"task.deq": preset.change_deq(**deq)} if deq else {}
     own = _parse_settings(preset, settings, all_names)
-    changes |= own
+    options = {**deq, **{p.removeprefix(_DEQ): v for p, v in own.items() if p.startswith(_DEQ)}}
+    changes = {path: new for path, new in own.items() if not path.startswith(_DEQ)}
+    if options:
+        changes["task.deq"] = preset.change_deq(**options)
     result: Preset = _replace(preset, changes) if changes else preset
     former, now = (getattr(each.task, "data_dir", None) for each in (preset, result))
     folder = now if data_dir is None and now != former else data_dir
     if folder is not None:
         result = result.with_data_dir(folder)
-    named = {*deq, *(path.removeprefix("task.deq.") for path in own)}
+    named = {*options, *own}
     if result.precision != preset.precision:
         result = result.with_reachable_tolerances(named)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -9,11 +10,16 @@ from contextlib import contextmanager
 from types import FrameType
 
 _REPEATED = 1.0  # seconds within which a launcher passes on a signal that came to all processes
+_ANSWER = b"\ndeq-zoo: stopping after this step, with a checkpoint; another Ctrl-C stops at once\n"
 
 
 @contextmanager
-def interruptible() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM within a block; a second Ctrl-C interrupts at once."""
+def interruptible(quiet: bool = False) -> Iterator[list[int]]:
+    """Collect Ctrl-C and SIGTERM within a block; a second Ctrl-C interrupts at once.
+
+    Args:
+        quiet: do not answer the first one, on stderr.
+    """
     received: list[int] = []
     first = 0.0
 
@@ -22,6 +28,8 @@ def interruptible() -> Iterator[list[int]]:
         if not received:
             received.append(number)
             first = time.monotonic()
+            if not quiet:
+                os.write(2, _ANSWER)  # a handler may have interrupted a print
         elif number == signal.SIGINT and time.monotonic() - first > _REPEATED:
             raise KeyboardInterrupt
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
@@ -23,7 +23,7 @@ from deq_zoo.model import Model
 from deq_zoo.parallel import Parallel, Replicated
 from deq_zoo.preset import Preset
 from deq_zoo.processes import Processes
-from deq_zoo.progress import Display, make_display
+from deq_zoo.progress import Display, make_display, naming_what_takes_long
 from deq_zoo.run import Run
 from deq_zoo.run_state import collect_state, restore_state
 from deq_zoo.running_statistics import merged_statistics
@@ -45,10 +45,17 @@ class Trainer(Learner):
         preset: the preset.
         processes: of the run.
         begins: whether the run begins; otherwise it resumes.
+        quiet: show no progress.
     """
 
     def __init__(
-        self, run: Run, name: str, preset: Preset, processes: Processes, begins: bool
+        self,
+        run: Run,
+        name: str,
+        preset: Preset,
+        processes: Processes,
+        begins: bool,
+        quiet: bool = False,
     ) -> None:
         model = build_for_training(preset)
         self.not_finite_by_design = not_finite_by_design(model)
@@ -64,6 +71,7 @@ class Trainer(Learner):
             preset.total_steps,
         )
         self.run, self.name, self.processes = run, name, processes
+        self.quiet = quiet or not processes.is_main
         self.best: float | None = None
         self.best_step: int | None = None
         self.validation: dict[str, float] = {}
@@ -83,17 +91,21 @@ class Trainer(Learner):
     def after_step(self) -> None:
         self.parallel.after_step()
 
-    def train(self, quiet: bool, max_seconds: float | None) -> None:
+    def train(self, max_seconds: float | None) -> None:
         """Update, log, evaluate and save until the steps are done, or there is a reason to stop."""
         began = time.monotonic()
         with (
             self._open_batches() as batches,
-            interruptible() as signals,
-            self._open_display(quiet) as display,
+            interruptible(quiet=not self.processes.is_main) as signals,
+            make_display(self.steps, self.step, self.quiet) as display,
             self._open_board(),
+            ExitStack() as first_update,
         ):
+            doing = f"update {self.step + 1} of {self.steps}, the first"
+            first_update.enter_context(naming_what_takes_long(doing, self.quiet))
 
             def after_update(rate: float) -> bool:
+                first_update.close()
                 self.window.rate = rate
                 late = max_seconds is not None and time.monotonic() - began > max_seconds
                 reason = signals[0] if signals else TIME_UP if late else 0
@@ -112,8 +124,6 @@ class Trainer(Learner):
             self._choose(display)
         if ended or stopped_by or self.step % self.preset.save_every == 0:
             self.save(self.run.last)
-        if stopped_by == TIME_UP and not ended:  # after saving: an evaluation may take long
-            self._evaluate(display)
         self.stopped_by = 0 if ended else stopped_by
         return stopped_by > 0
 
@@ -126,9 +136,6 @@ class Trainer(Learner):
             shard,
             pin_memory=self.devices.device.type != "cpu",
         )
-
-    def _open_display(self, quiet: bool) -> Display:
-        return make_display(self.steps, self.step, quiet or not self.processes.is_main)
 
     @contextmanager
     def _open_board(self) -> Iterator[None]:
@@ -163,7 +170,11 @@ class Trainer(Learner):
         began = time.monotonic()
         self._check_finite()
         processes = self.processes
-        with merged_statistics(self.bare_model, processes):
+        doing = f"evaluating on validation data after step {self.step}"
+        with (
+            naming_what_takes_long(doing, self.quiet),
+            merged_statistics(self.bare_model, processes),
+        ):
             model = self.parallel.whole()
             metrics, solver = processes.from_main(lambda: self._score(model(), "val", False))
         self._write("eval", self.step, {"split": "val", "metrics": metrics, "solver": solver})
@@ -195,7 +206,8 @@ class Trainer(Learner):
                 return metrics_of(line)
         checkpoint = self.run.checkpoint(best=True)
         model = self.parallel.loaded(checkpoint.model, str(self.run.path))
-        metrics, solver = self._score(model, "test", True)
+        with naming_what_takes_long("scoring the test data", self.quiet):
+            metrics, solver = self._score(model, "test", True)
         values = {"of": self.steps, "split": "test", "metrics": metrics, "solver": solver}
         self._write("test", checkpoint.step, values)
         return metrics

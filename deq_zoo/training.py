@@ -16,6 +16,8 @@ from deq_zoo.loading import load
 from deq_zoo.model import Model
 from deq_zoo.preset import Preset, find_preset
 from deq_zoo.processes import Processes, start_processes
+from deq_zoo.progress import naming_what_takes_long
+from deq_zoo.python_errors import naming_arguments
 from deq_zoo.run import Run
 from deq_zoo.settings import change_settings
 from deq_zoo.trainer import TIME_UP, Trainer
@@ -65,6 +67,7 @@ class Result:
         return load(self.run.path, best)
 
 
+@naming_arguments()
 def train(
     name: str,
     *,
@@ -79,9 +82,10 @@ def train(
 ) -> Result:
     """Train a preset in a run folder, as `deq-zoo train` does.
 
-    Ctrl-C, SIGTERM and `max_seconds` end the run after the current step, with a checkpoint. A
-    resumed run ends with the weights of an uninterrupted one, bit for bit. With other `steps` or
-    `epochs`, a resumed run becomes longer: its schedule follows the new length.
+    Ctrl-C, SIGTERM and `max_seconds` end the run after the current step, with a checkpoint and
+    without an evaluation or a report. A resumed run ends with the weights of an uninterrupted one,
+    bit for bit. With other `steps` or `epochs`, a resumed run becomes longer: its schedule follows
+    the new length.
 
     Args:
         name: of the preset.
@@ -90,8 +94,8 @@ def train(
         force: replace the run in the folder.
         quiet: show no progress.
         cpu: do not use an accelerator.
-        max_seconds: stop after so long.
-        report: write `report.html` at the end.
+        max_seconds: stop after the step or the evaluation that reaches so many.
+        report: write `report.html` when the run has finished.
         **settings: changes of the preset, e.g. `lr=0.01`, `f_solver="anderson"` or
             `**{"task.batch": 32}`.
     """
@@ -150,13 +154,14 @@ def train_changed(
     with processes.ending_together(lambda: _advice(run, processes)), ExitStack() as stack:
         with refusing_settings():
             preset.task.open_data()
-        trainer = Trainer(run, name, preset, processes, begins=not resume)
+        trainer = Trainer(run, name, preset, processes, begins=not resume, quiet=quiet)
         processes.from_main(lambda: _take(run, stack, name, preset, resume, force))
-        result = _train(trainer, resume, quiet, max_seconds)
-        if report and result.main and not result.interrupted:
+        result = _train(trainer, resume, max_seconds)
+        if report and result.main and result.finished:
             from deq_zoo.report import write_report  # slow to import
 
-            write_report(run, preset)
+            with naming_what_takes_long("writing the report with its pictures", quiet):
+                write_report(run, preset)
         return result
 
 
@@ -185,7 +190,7 @@ def _take(run: Run, stack: ExitStack, name: str, preset: Preset, resume: bool, f
         run.write_config(name, preset)
 
 
-def _train(trainer: Trainer, resume: bool, quiet: bool, max_seconds: float | None) -> Result:
+def _train(trainer: Trainer, resume: bool, max_seconds: float | None) -> Result:
     """Train from the beginning or the last checkpoint; score the test data at the end."""
     began = time.monotonic()
     if resume:
@@ -193,7 +198,7 @@ def _train(trainer: Trainer, resume: bool, quiet: bool, max_seconds: float | Non
     else:
         trainer.save(trainer.run.last)
     if trainer.step < trainer.steps:
-        trainer.train(quiet, max_seconds)
+        trainer.train(max_seconds)
     test = trainer.score_test() if trainer.step >= trainer.steps else {}
     return Result(
         run=trainer.run,
@@ -215,5 +220,5 @@ def _advice(run: Run, processes: Processes) -> str:
         return "this process ends, too. The run has no checkpoint: start it again"
     return (
         "this process ends, too. The last checkpoint is intact: go on with --resume and "
-        f"{processes.count} processes (--out {run.path})"
+        f"{processes.count} processes; its run is {run.path}"
     )

@@ -6,7 +6,7 @@ e.g. `SOLVE | GRADIENT | NORM`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from torchdeq import DEQConfig
@@ -84,34 +84,43 @@ class UnusedOptions(ValueError):
 
 
 def check_chosen(task: Task, named: Collection[str]) -> None:
-    """Raise `UnusedOptions` for options that a user names, of a gradient that is not chosen.
+    """Raise `UnusedOptions` for options that a user names, and that others leave without effect.
 
-    Presets may have some: a user who chooses the other gradient need not take them back.
+    Presets may have some: a user who chooses the other gradient, or one state, need not take them
+    back.
 
     Args:
         task: with the options.
         named: by the user.
     """
-    others, defaults = _not_chosen(task.deq), DEQConfig.defaults()
-    unused = [
-        name
-        for name in DEQConfig.names()
-        if name in others and name in named and getattr(task.deq, name) != defaults[name]
-    ]
-    if unused:
-        is_not, cure = ("", "ift=false") if task.deq.implicit else (" not", "ift=true")
-        them = "it" if len(unused) == 1 else "them"
-        raise UnusedOptions(unused, f"the gradient is{is_not} implicit; add {cure}, or drop {them}")
+    defaults = DEQConfig.defaults()
+    for idle, why in _without_effect(task.deq):
+        unused = [
+            name
+            for name in DEQConfig.names()
+            if name in idle and name in named and getattr(task.deq, name) != defaults[name]
+        ]
+        if unused:
+            them = "it" if len(unused) == 1 else "them"
+            raise UnusedOptions(unused, f"{why}, or drop {them}")
 
 
-def _not_chosen(deq: DEQConfig) -> frozenset[str]:
-    """Return the options of gradients that others exclude; states before the last are phantom."""
+def _without_effect(deq: DEQConfig) -> Iterator[tuple[Collection[str], str]]:
+    """Yield options that others leave without effect, with the reason and the cure."""
     if deq.core not in ("indexing", "sliced") or deq.backward not in ("auto", "ift", "phantom"):
-        return frozenset()  # an extension may read any option
+        return  # an extension may read any option
+    several = deq.n_states > 1 or bool(deq.indexing)
+    phantom = several or not deq.implicit  # states before the last have phantom gradients
+    if not phantom:
+        yield ("grad", "tau", "sup_gap", "sup_loc"), "the gradient is implicit; add ift=false"
     if not deq.implicit:
-        return BACKWARD_SOLVE
-    several = deq.n_states > 1 or deq.indexing
-    return frozenset() if several else frozenset({"grad", "tau"})
+        yield BACKWARD_SOLVE, "the gradient is not implicit; add ift=true"
+    if deq.n_states > 1:
+        yield ("indexing",), f"n_states={deq.n_states} places the states; add n_states=1"
+    if not several:
+        yield ("core",), "training has one state; add n_states=2"
+    if not several and not (deq.sup_gap > 0 or deq.sup_loc):
+        yield ("gamma",), "training has one state; add n_states=2"
 
 
 def check_uses(task: Task) -> None:

@@ -39,12 +39,17 @@ _MAGIC = {
 }
 
 
-def read_content(source: Path) -> Any:
-    """Return what a file of weights holds; raise `CheckpointError` with what it seems to be."""
+def check_file(source: Path) -> None:
+    """Raise `CheckpointError` if there is no file."""
     if source.is_dir():
         raise CheckpointError(_about_folder(source))
     if not source.exists():
         raise CheckpointError(f"there is no file {source}")
+
+
+def read_content(source: Path) -> Any:
+    """Return what a file of weights holds; raise `CheckpointError` with what it seems to be."""
+    check_file(source)
     with source.open("rb") as file:
         head = file.read(_HEAD)
     if _is_safetensors(head, source.stat().st_size):

@@ -67,6 +67,8 @@ def test_every_flag_reaches_the_config() -> None:
         else:
             line, value = f"--{flag} 1", type(default)(1)
         assert getattr(DEQConfig(parse(line)), name) == value
+        if isinstance(default, bool):
+            assert getattr(DEQConfig(parse(f"--{name} --no-{name}")), name) is False
     assert DEQConfig(parse("--n_losses 3")).n_states == 3
     assert DEQConfig(parse("--f_opt m=1 --f_opt tau=0.5")).f_solver_kwargs == {"m": 1, "tau": 0.5}
 

@@ -17,6 +17,7 @@ def add_deq_args(parser: argparse._ActionsContainer) -> None:
 
     The library looks up the names of solvers, norms, cores and backwards only when it uses them, so
     a name registered after this call parses, too. Pass the parsed arguments to `get_deq(args)`.
+    `--no-ift` switches an option off again that another default or an earlier flag has set.
     """
     metadata = {f.name: f.metadata for f in fields(DEQConfig)}
     for name, value in DEQConfig.defaults().items():
@@ -40,6 +41,9 @@ def add_deq_args(parser: argparse._ActionsContainer) -> None:
             settings |= {"type": kind, "metavar": type(value).__name__.upper()}
             help += f" (default: {value})"
         parser.add_argument(*names, **settings, help=help)
+        if isinstance(value, bool):
+            settings["action"] = "store_false"
+            parser.add_argument(f"--no-{flag}", **settings, help=argparse.SUPPRESS)
 
 
 class _Assign(argparse.Action):

@@ -29,6 +29,7 @@ class Layer(nn.Module):
 if __name__ == "__main__":
     torch.manual_seed(0)
     folder, formats = Path(sys.argv[1]), sys.argv[2:] or ["onnx", "aoti"]
+    folder.mkdir(parents=True, exist_ok=True)
     program = export.export(Layer(), torch.randn(4, 64))
     if "onnx" in formats:
         print(export.to_onnx(program, folder / "model.onnx"))

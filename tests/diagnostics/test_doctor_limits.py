@@ -147,3 +147,26 @@ def test_wrong_arguments_are_errors_at_once(options: dict[str, Any], message: st
     z0 = options.pop("z0", torch.zeros(2, 2))
     with pytest.raises((ValueError, TypeError), match=message):
         doctor(lambda z: 0.5 * z, z0, **options)
+
+
+def test_an_operation_without_forward_mode_is_reported_with_advice_alone() -> None:
+    class Scale(torch.autograd.Function):  # has no jvp
+        @staticmethod
+        def forward(ctx: Any, z: Tensor) -> Tensor:
+            return 0.5 * z + 1
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            return 0.5 * g
+
+    found = doctor(Scale.apply, torch.zeros(2, 3), **OPTIONS | {"solvers": ["newton_krylov"]})
+    text = " ".join(str(found).split())
+    assert "failed: newton_krylov: differentiates f in forward mode, which failed: pass" in text
+    assert text.endswith("--f_opt jacobian=difference")  # and not the error of torch
+
+
+def test_figures_of_single_samples_say_so() -> None:
+    found = doctor(affine, torch.zeros(2, 2, dtype=torch.float64), **OPTIONS)
+    text = str(found)
+    assert "Leading eigenvalues of J, slowest sample: " in text
+    assert "Smallest singular value of I - J, of all samples: " in text

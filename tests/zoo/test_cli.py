@@ -77,6 +77,13 @@ class TestCommands:
             (["train", "toy", "--b_tol", "1"], "b_tol would have no effect"),
             (["train", "toy", "--set", "b_tol=1"], "the gradient is not implicit; add ift=true"),
             (["train", "toy", "--ift", "--grad", "3"], "the gradient is implicit; add ift=false"),
+            (
+                ["train", "mdeq-smoke", "--set", "n_states=1", "--gamma", "0.5"],
+                "gamma would have no",
+            ),
+            (["train", "mdeq-quick", "--core", "indexing"], "training has one state; add n_states"),
+            (["train", "mdeq-quick", "--sup_loc", "1"], "sup_loc would have no effect"),
+            (["train", "flow-nano", "--indexing", "2"], "n_states=3 places the states"),
             (["train", "toy", "--max-seconds", "-1"], "takes a number above 0, got '-1'"),
             (["train", "toy", "--max-seconds", "nan"], "takes a number above 0, got 'nan'"),
             (["train", "toy", "--seed", "x"], "--seed: takes a whole number, got 'x'"),

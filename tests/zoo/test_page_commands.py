@@ -53,11 +53,11 @@ def without_work(monkeypatch: pytest.MonkeyPatch) -> None:
         change(find_preset(name))
         raise Accepted
 
-    def stop_converting(preset: Preset) -> None:
+    def stop_converting(*_: Any) -> None:
         raise Accepted
 
     monkeypatch.setattr("deq_zoo.training.train_changed", stop_training)
-    monkeypatch.setattr("deq_zoo.building.try_to_build", stop_converting)
+    monkeypatch.setattr("deq_zoo.convert.convert_file", stop_converting)
 
 
 @pytest.mark.parametrize("command", SHOWN)

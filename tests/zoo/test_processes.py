@@ -20,7 +20,7 @@ from deq_zoo.processes import TIMEOUT, Processes, read_timeout, start_processes
 from deq_zoo.run import Run
 from deq_zoo.running_statistics import merged_statistics
 from tests.zoo.disagreeing import disagreeing
-from tests.zoo.launching import finish, launch
+from tests.zoo.launching import finish, free_port, launch
 
 QUIET = ("--cpu", "--quiet", "--no-report")
 
@@ -193,3 +193,41 @@ def test_the_timeout_is_a_positive_number(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv(TIMEOUT, text)
         with pytest.raises(ZooError, match="must be a number of seconds above 0"):
             read_timeout()
+
+
+_ENDING = """
+import atexit
+from pathlib import Path
+import torch.distributed as dist
+
+def report():
+    threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    print(dist.is_initialized(), sum("gloo" in name for name in threads))
+
+atexit.register(report)  # the first comes last
+from deq_zoo.cli import main
+import tests.zoo.disagreeing
+assert main({arguments}) == 0
+print(dist.is_initialized())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads as Linux does")
+def test_no_thread_of_the_process_group_outlives_the_program(tmp_path: Path) -> None:
+    """A thread of gloo that drops a tensor in an ending interpreter aborts the process."""
+    words = ["train", "disagreeing", *QUIET, "--set", "steps=3", "--out", str(tmp_path / "run")]
+    program = _ENDING.format(arguments=words)
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=os.environ | world | {"RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    for process in processes:
+        assert process.communicate(timeout=100)[0].split()[-3:] == ["True", "False", "0"]
+        assert process.returncode == 0

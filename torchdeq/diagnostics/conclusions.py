@@ -47,8 +47,8 @@ def conclude(
         case.add(
             Kind.CONTRACTION,
             Severity.NOTE,
-            f"the spectral radius is {jacobian.radius:.2f}, and plain iteration needs "
-            f"{plain.evaluations} evaluations",
+            f"the spectral radius is at most {jacobian.radius:.2f}, and plain iteration "
+            f"needs {plain.evaluations} evaluations",
         )
 
 
@@ -92,7 +92,8 @@ def _conclude_convergence(case: Case, done: list[SolverTrial], jacobian: Jacobia
         case.add(
             Kind.NOT_CONTRACTING,
             Severity.WARNING if best.solved else Severity.ERROR,
-            f"the leading eigenvalue is {leading(jacobian)}, of modulus {radius:.3g}",
+            f"the leading eigenvalue of the slowest sample is {leading(jacobian)}, of modulus "
+            f"{radius:.3g}",
             "Use a solver that needs no contraction: anderson, broyden or newton_krylov; or damp "
             "plain iteration if the eigenvalue is negative.",
         )
@@ -101,8 +102,8 @@ def _conclude_convergence(case: Case, done: list[SolverTrial], jacobian: Jacobia
         case.add(
             Kind.SLOW_CONTRACTION,
             Severity.WARNING,
-            f"the leading eigenvalue is {leading(jacobian)}, of modulus {radius:.3g}: plain "
-            f"iteration takes {digits:.0f} evaluations per digit",
+            f"the leading eigenvalue of the slowest sample is {leading(jacobian)}, of modulus "
+            f"{radius:.3g}: plain iteration takes {digits:.0f} evaluations per digit",
             "Use anderson or broyden.",
         )
     _conclude_normality(case, jacobian)
@@ -119,8 +120,9 @@ def _conclude_normality(case: Case, jacobian: Jacobian) -> None:
         case.add(
             Kind.NON_NORMAL,
             Severity.WARNING,
-            f"the Jacobian has norm {norm:.3g} and spectral radius "
-            f"{float(normality.radius[worst]):.3g}; perturbations grow by {growth:.3g} first",
+            f"in the sample with the largest growth, the Jacobian has norm {norm:.3g} and spectral "
+            f"radius {float(normality.radius[worst]):.3g}; perturbations grow by {growth:.3g} "
+            "first",
             "Residuals may rise before they fall: allow more evaluations, do not stop at the first "
             "rise, and prefer gmres or broyden for the adjoint to few phantom steps.",
         )

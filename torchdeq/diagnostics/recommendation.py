@@ -21,7 +21,8 @@ class Recommendation:
 
     Args:
         words: sentences, in the order of importance.
-        flags: options of the command line; `--f_max_iter 30` is `get_deq(f_max_iter=30)`.
+        flags: options of the command line; `--f_max_iter 30` is `get_deq(f_max_iter=30)`, and
+            `--no-ift` is `get_deq(ift=False)`.
     """
 
     words: tuple[str, ...]
@@ -49,7 +50,8 @@ def recommend(
     ]
     flags = {flag.split()[0]: flag for flag in defaults} | _flags_of_findings(case)
     if case.has(Kind.NO_FIXED_POINT):
-        return Recommendation(tuple(words), ("--f_max_iter 0", "--grad 12"))
+        finding = next(each for each in case.findings if each.kind == Kind.NO_FIXED_POINT)
+        return Recommendation(tuple(words), _needed(finding.flags, defaults))
     if case.has(Kind.IGNORES_STATE) or not solvers:
         return Recommendation(tuple(words), ())
     solver = choose_solver(solvers, plain=not case.has(Kind.NOT_CONTRACTING))
@@ -75,7 +77,7 @@ def recommend(
             flags = {name: flag for name, flag in flags.items() if name not in _IMPLICIT}
             if case.config.implicit and not defaults:
                 words.append("Phantom gradients need ift=False.")
-        flags |= {flag.split()[0]: flag for flag in backward.flags}
+        flags |= {flag.split()[0]: flag for flag in _needed(backward.flags, defaults)}
         if backward.solved is not None and backward.products and not backward.configured:
             flags["--b_max_iter"] = f"--b_max_iter {generous(backward.products)}"
     return Recommendation(tuple(words), tuple(flags.values()))
@@ -124,6 +126,11 @@ def _flags_of_findings(case: Case) -> dict[str, str]:
     """Return the flags of all findings, by name; those of the solver come from the trials."""
     flags = [flag for finding in case.findings for flag in finding.flags]
     return {flag.split()[0]: flag for flag in flags if not flag.startswith("--f_max_iter")}
+
+
+def _needed(flags: Sequence[str], defaults: Sequence[str]) -> tuple[str, ...]:
+    """Return the flags without those that switch off what no caller has switched on."""
+    return tuple(flag for flag in flags if not (defaults and flag.startswith("--no-")))
 
 
 def _about(backward: BackwardTrial) -> str:

@@ -196,7 +196,8 @@ def _notes(diagnosis: Diagnosis) -> Iterator[str]:
     yield from (f"skipped: {reason}" for reason in diagnosis.skipped)
     trials = [(t.name, t.failure) for t in diagnosis.solvers]
     trials += [(t.name, t.failure) for t in diagnosis.backwards]
-    yield from (f"failed: {name}: {why}" for name, why in trials if _brief(why) != why)
+    long = [(name, why) for name, why in trials if _brief(why) != why]
+    yield from (f"failed: {name}: {why.removeprefix(f'{name} ')}" for name, why in long)
 
 
 def _findings(diagnosis: Diagnosis) -> Iterator[str]:
@@ -207,20 +208,21 @@ def _findings(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def _jacobian(diagnosis: Diagnosis) -> Iterator[str]:
-    """Yield lines about the Jacobian, for the sample with the largest radius."""
+    """Yield lines about the Jacobian; the slowest sample is that with the largest radius."""
     jacobian = diagnosis.jacobian
     if jacobian is None:
         return
     worst = int(jacobian.spectrum.radius.nan_to_num(nan=-1.0).argmax())
     values = [complex(v) for v in jacobian.spectrum.values[worst] if v.imag >= 0]
-    yield f"Leading eigenvalues of J: {', '.join(shown(v) for v in values)}"
+    yield f"Leading eigenvalues of J, slowest sample: {', '.join(shown(v) for v in values)}"
     if jacobian.directions is not None:
-        yield f"Smallest singular value of I - J: {float(jacobian.directions.values.min()):.3g}"
+        smallest = float(jacobian.directions.values.min())
+        yield f"Smallest singular value of I - J, of all samples: {smallest:.3g}"
     if jacobian.normality is not None:
         n = jacobian.normality
         yield (
-            f"Norm of J: {float(n.norm.max()):.3g}; largest transient growth: "
-            f"{float(n.growth.max()):.3g}"
+            f"Largest norm of J, of all samples: {float(n.norm.max()):.3g}; largest transient "
+            f"growth: {float(n.growth.max()):.3g}"
         )
 
 

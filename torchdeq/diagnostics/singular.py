@@ -9,6 +9,7 @@ import torch
 
 from torchdeq.diagnostics.case import Case
 from torchdeq.diagnostics.findings import Kind, Severity
+from torchdeq.diagnostics.gradient_flags import phantom_flags
 from torchdeq.diagnostics.linearisation import Linearisation
 from torchdeq.diagnostics.spectrum import SingularDirections
 from torchdeq.diagnostics.trials import SolverTrial
@@ -90,7 +91,7 @@ def conclude_singular(
             f"{100 * reduced:.2g} % of the first",
             "Nothing holds the state along v, so iterates drift for ever. Residual blocks whose "
             f"norms remove a mean do this: add {_LEAK}; or train a fixed number of steps.",
-            "--f_max_iter 0", "--grad 12",
+            "--f_max_iter 0", *phantom_flags(case.config, 12),
         )  # fmt: skip
     else:
         case.add(

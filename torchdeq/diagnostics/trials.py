@@ -14,6 +14,7 @@ from torch import Tensor
 from torchdeq.config import DEQConfig
 from torchdeq.diagnostics.case import Case
 from torchdeq.diagnostics.cost import PeakMemory, synchronize
+from torchdeq.diagnostics.gradient_flags import implicit_flags, phantom_flags
 from torchdeq.diagnostics.gradients import GradientQuality, GradientReference
 from torchdeq.diagnostics.guarding import Clock, OutOfTime
 from torchdeq.grad import Backward, Implicit, Phantom, make_adjoint_solver, make_backwards
@@ -189,13 +190,14 @@ def _backwards(config: DEQConfig) -> Iterator[tuple[str, tuple[str, ...], bool, 
     yield f"{_name(own, config)} (yours)", (), True, own
     for steps in PHANTOM_STEPS:
         if own != Phantom(grad=steps):
-            yield _name(Phantom(grad=steps)), (f"--grad {steps}",), False, Phantom(grad=steps)
+            phantom = Phantom(grad=steps)
+            yield _name(phantom), phantom_flags(config, steps), False, phantom
     for key in ADJOINTS_TRIED:
         if isinstance(own, Implicit) and key == config.b_solver and not config.b_solver_kwargs:
             continue
         stop = replace(config.b_stop, max_iter=max(100, config.b_max_iter))
         implicit = Implicit(solver=make_adjoint_solver(key, {}), stop=stop, on_failure="ignore")
-        yield f"ift, {key}", ("--ift", f"--b_solver {key}"), False, implicit
+        yield f"ift, {key}", implicit_flags(config, key), False, implicit
 
 
 def _name(backward: Backward, config: DEQConfig | None = None) -> str:
@@ -263,4 +265,5 @@ def reason(error: BaseException) -> str:
         if isinstance(cause, OutOfTime):
             return "out of time"
         cause = cause.__cause__ or cause.__context__
-    return str(error).split("\n")[0] or type(error).__name__
+    text = str(error).replace(f" ({error.__cause__})", "")  # an error that says what to do instead
+    return text.split("\n")[0] or type(error).__name__

@@ -13,13 +13,14 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import deq_zoo
+from deq_zoo.cli import main
 from deq_zoo.convert import convert_file
 from deq_zoo.errors import CheckpointError, DataError
 from deq_zoo.ignn import GraphIGNN, IGNNConfig, NodeIGNN, SkipIGNN
 from deq_zoo.ignn.convert import from_authors, read_sizes, to_authors
 from deq_zoo.ignn.set_task import GraphClassTask, TissueTask
 from deq_zoo.ignn.task import NodeLabelTask, NodeTask
-from deq_zoo.preset import Preset
+from deq_zoo.preset import Preset, find_preset
 from deq_zoo.weights import load_weights
 from tests.zoo.ignn.problems import TIGHT
 from torchdeq import DEQConfig
@@ -81,6 +82,20 @@ def test_released_weights_are_converted_loaded_and_used_without_the_data(
     x = None if model.facts["identity"] else torch.rand(5, 5)
     prediction = model.predict({"edge_index": [[0, 1, 2], [1, 2, 3]], "x": x}).prediction
     assert prediction.probabilities.shape == (1 if prediction.unit == "graph" else 5, 3)
+
+
+@pytest.mark.parametrize("name", ["ignn-ppi-large", "ignn-amazon-all", "ignn-cora-64"])
+def test_the_command_converts_without_the_data(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "released.pth"
+    command = ["convert", str(file), "--preset", name, "--set", "task.net.width=4"]
+    assert main(command) == 2
+    assert capsys.readouterr().err == f"deq-zoo: there is no file {file}\n"
+    task: Any = find_preset(name).task
+    write_released(replace(task, net=replace(task.net, width=4)), file)
+    assert main(command) == 0
+    assert deq_zoo.load(tmp_path / "released.safetensors").facts["features"] == 5
 
 
 def test_names_of_classes_come_from_the_data_if_it_is_there(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_an_explicit_batch_needs_no_solver(mixing: Any) -> None:
 
 def test_a_run_that_never_solves_is_refused(tmp_path: Path) -> None:
     options: dict[str, Any] = {"quiet": True, "cpu": True, "report": False}
-    with pytest.raises(ZooError, match=r"explicit=2 batches of 2 leave none.*--set explicit=1"):
+    with pytest.raises(ZooError, match=r"explicit=2 batches of 2 leave none.*: explicit=1"):
         deq_zoo.train(NAME, out=tmp_path / "a", steps=2, **options)
     assert not (tmp_path / "a").exists()
     deq_zoo.train(NAME, out=tmp_path / "b", steps=2, accumulate=2, **options)
