@@ -22,23 +22,23 @@ from tests.zoo.toy import Toy
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deq_zoo.progress._PATIENCE", 0.02)
+    monkeypatch.setattr("deq_zoo.progress._PATIENCE", 0.25)
 
 
 @pytest.mark.usefixtures("impatient")
 def test_only_what_takes_long_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    for seconds, quiet, lines in ((0.0, False, 0), (0.2, True, 0), (0.2, False, 2)):
+    for seconds, quiet, lines in ((0.0, False, 0), (0.6, True, 0), (0.6, False, 2)):
         with naming_what_takes_long("thinking", quiet):
             time.sleep(seconds)
         err = capsys.readouterr().err
         assert err.count("\n") == lines, (seconds, quiet)
-    assert err == "deq-zoo: thinking ...\ndeq-zoo: thinking: 0 s\n"
+    assert err == "deq-zoo: thinking ...\ndeq-zoo: thinking: 1 s\n"
 
 
 def slowly(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:
-        time.sleep(0.1)
+        time.sleep(0.5)
         return function(*args, **options)
 
     return call
