@@ -150,6 +150,19 @@ def lm_wt2_attractor() -> Preset:
     return _wikitext2(SMALL_ATTRACTOR, ATTRACTOR, explicit=2_800, consistency=CONSISTENCY)
 
 
+@PRESETS.register("lm-wt2-attractor-muon")
+def lm_wt2_attractor_muon() -> Preset:
+    """The small attractor on WikiText-2, all of its matrices changed by Muon."""
+    preset = lm_wt2_attractor()
+    adam = preset.optim
+    assert isinstance(adam, Adam)
+    muon = Muon(
+        lr=adam.lr, matrix_lr=2e-2, core_factor=1.0, core_muon=True, betas=adam.betas,
+        eps=adam.eps, weight_decay=0.0, schedule=adam.schedule,
+    )  # fmt: skip
+    return replace(preset, optim=muon)
+
+
 @PRESETS.register("lm-fineweb-140m-attractor")
 def lm_fineweb_140m_attractor() -> Preset:
     """The attractor of 134M parameters as published: --set task.file=FILE with FineWeb-Edu."""

@@ -176,7 +176,7 @@ _PARTS = {
 }
 
 
-def _rates_of(rows: dict[str, Any], name: str) -> list[str]:
+def rates_of(rows: dict[str, Any], name: str) -> list[str]:
     """Return the keys of the rows of a part with several learning rates."""
     return [key for key in rows if key.rpartition(" ")[0] == name]
 
@@ -191,7 +191,7 @@ def lm_ablation() -> str:
     for name, words in _PARTS.items():
         row, shown = rows.get(name), words
         if row is None:  # one of several learning rates
-            key = min(_rates_of(rows, name), key=lambda key: float(rows[key]["held_out_loss"]))
+            key = min(rates_of(rows, name), key=lambda key: float(rows[key]["held_out_loss"]))
             row, shown = rows[key], f"{words}, {float(key.split()[-1]):g}, the best of three rates"
         once = row.get("loss after one evaluation")
         solved = row["residual"] is not None

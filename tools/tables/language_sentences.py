@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import acos, degrees
 
-from tools.tables.designs import SIZES, mean_perplexity, runs
+from tools.tables.designs import SIZES, mean_perplexity, rates_of, runs
 from tools.tables.frame import read
 from tools.tables.language import SEEDS
 from tools.tables.sentences import claim, phrases
@@ -81,3 +81,50 @@ def _writing() -> Iterator[str]:
     yield f"it needs {min(counts):.1f} to {max(counts):.1f} evaluations of its one gated block"
     gains = [row["attractor"]["cached"] / row["attractor"]["recomputed"] for row in rows]
     yield f"The cache makes it {min(gains):.0f} to {max(gains):.0f} times as fast"
+
+
+@phrases(PAGE)
+def _ablation() -> Iterator[str]:
+    rows = read("lm_designs/ablate")["rows"]
+    loss = {name: row["held_out_loss"] for name, row in rows.items()}
+    adamw = [v for name, v in loss.items() if "Muon" not in name and name != "mixed precision"]
+    yield f"all rows lie between {min(adamw):.3f} and {max(adamw):.3f}"
+    seeds = max(
+        abs(a["held_out_loss"] - b["held_out_loss"])
+        for m in SIZES
+        for name in ("explicit", "attractor")
+        for a, b in [runs(name, m)]
+    )
+    yield f"two seeds of one network differ by up to {seeds:.2f}"
+    cost = _fewer("never explicit", "whole")
+    yield f"two steps from the first update on cost {cost} of the updates"
+    yield f"an implicit gradient {_fewer('implicit gradient', 'no residual loss')}"
+    never = rows["explicit to the end"]
+    worse = never["held_out_loss"] - never["loss after one evaluation"]
+    better = loss["whole"] - rows["whole"]["loss after one evaluation"]
+    yield f"after {never['evaluations']:.1f} evaluations, but its loss is then {worse:.3f} higher"
+    yield f"of the whole training it is {-better:.3f} lower"
+
+
+@phrases(PAGE)
+def _muon() -> Iterator[str]:
+    rows = read("lm_designs/ablate")["rows"]
+
+    def gain(name: str, beside: str) -> float:
+        best: float = min(rows[key]["held_out_loss"] for key in rates_of(rows, name))
+        return rows[beside]["held_out_loss"] - best  # type: ignore[no-any-return]
+
+    alone, everywhere = gain("Muon", "whole"), gain("Muon everywhere", "whole")
+    explicit = gain("explicit, Muon", "explicit")
+    yield f"{alone:.2f} where it changes the backbone alone, as published, and {everywhere:.2f}"
+    yield f"the explicit transformer gains {explicit:.2f}"
+    ahead = (
+        explicit - everywhere + rows["whole"]["held_out_loss"] - rows["explicit"]["held_out_loss"]
+    )
+    yield claim(ahead > 0, f"which is then {ahead:.3f} ahead")
+
+
+def _fewer(name: str, beside: str) -> str:
+    """Return how many updates a part of the training costs, in percent."""
+    rows = read("lm_designs/ablate")["rows"]
+    return f"{100 - 100 * rows[name]['updates'] / rows[beside]['updates']:.0f} %"

@@ -39,6 +39,7 @@ _DESIGNS = {
     "lm-wt103-ours": "convergent",
     "lm-wt2-seq": "small ones on WikiText-2",
     "lm-wt2-attractor": "attractor on WikiText-2",
+    "lm-wt2-attractor-muon": "the same, trained by Muon",
     "lm-fineweb-140m-attractor": "attractor as published, any text",
     "lm-reference": "attractor, Python's reference and docstrings",
     "lm-file": "attractor, any text",
