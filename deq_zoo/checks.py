@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from math import inf
+from numbers import Integral, Real
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
-def check_at_least(least: float, *, finite: bool = False, **values: float) -> None:
+def check_at_least(least: float, *, finite: bool = False, **values: Any) -> None:
     """Raise `ValueError` for the first value that is NaN or below a bound.
 
     Args:
@@ -15,19 +16,24 @@ def check_at_least(least: float, *, finite: bool = False, **values: float) -> No
         **values: numbers by the names that the error uses.
     """
     for name, value in values.items():
-        if not isinstance(value, (int, float)):
+        if not _is(value, Real):
             raise TypeError(f"{name} must be a number, got {value!r}")
         if not (least <= value < inf if finite else least <= value):
             bound = f"at least {least}" + (" and finite" if finite else "")
             raise ValueError(f"{name} must be {bound}, got {value}")
 
 
-def check_integers(least: int, **values: int) -> None:
+def _is(value: Any, kind: type) -> bool:
+    """Return whether a value is of a kind of numbers, which NumPy has types of, too."""
+    return isinstance(value, kind)
+
+
+def check_integers(least: int, **values: Any) -> None:
     """Raise an error for the first value that is no integer, or below a bound."""
     for name, value in values.items():
-        if not isinstance(value, int):
+        if not _is(value, Integral) or _is(value, bool):
             raise TypeError(f"{name} must be an integer, got {value!r}")
-    check_at_least(least, finite=False, **values)
+    check_at_least(least, **values)
 
 
 def check_fields(options: object, least: float, *names: str, finite: bool = False) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 _KINDS = (nn.Linear, nn.Conv2d)
+#: Torch has no public name for the hooks of a module.
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 

@@ -134,8 +134,8 @@ def _leave_group() -> None:
 
     A thread of gloo that lives on may drop a tensor of an ending interpreter, which aborts it.
     """
-    gc.collect()  # a wrapped model keeps the group, and cycles keep the model
     if dist.is_initialized():
+        gc.collect()  # a wrapped model keeps the group, and cycles keep the model
         dist.destroy_process_group()
         time.sleep(_PAUSE)
 

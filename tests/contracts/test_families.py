@@ -14,7 +14,6 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import save_file
-from torch import nn
 
 import deq_zoo
 from deq_zoo.checkpoint import Checkpoint
@@ -182,53 +181,6 @@ def test_two_processes_whose_scores_disagree_train_one_model(
     assert Checkpoint.load(Run.open(run).last).step == preset.total_steps
     resumed = finish(tmp_path / "log", launch(tmp_path / "log", 2, *command, "--resume"))
     assert all(output.endswith("exit 0") for output in resumed), resumed
-
-
-class Adapted(nn.Module):
-    """A layer inside another one, which has its weights and notices calls."""
-
-    def __init__(self, layer: Any) -> None:
-        super().__init__()
-        self.layer, self.called = layer, False
-
-    @property
-    def weight(self) -> torch.Tensor:
-        weight: torch.Tensor = self.layer.weight
-        return weight
-
-    @property
-    def bias(self) -> torch.Tensor | None:
-        bias: torch.Tensor | None = self.layer.bias
-        return bias
-
-    def forward(self, x: torch.Tensor) -> Any:
-        self.called = True
-        return self.layer(x)
-
-
-@every_family
-class TestLayers:
-    def test_an_adapted_layer_is_called_or_an_error(self, name: str) -> None:
-        task = smoke(name).task
-        model = task.build()
-        task.begin(model)
-        model.train()
-        batch = task.train_batch(0, 0)
-        layers = {k: m for k, m in model.named_modules() if type(m) in (nn.Linear, nn.Conv2d)}
-        trained = {id(p) for p in model.parameters() if p.requires_grad}
-        for path, layer in layers.items():
-            if id(layer.weight) not in trained:  # an average of weights, for evaluation
-                continue
-            parent, _, own = path.rpartition(".")
-            adapted = Adapted(layer)
-            setattr(model.get_submodule(parent), own, adapted)
-            said = ""
-            try:
-                task.loss(model, batch, None)
-            except TypeError as error:
-                said = str(error)
-            assert adapted.called or "a plain nn.Linear or nn.Conv2d, got Adapted" in said, path
-            setattr(model.get_submodule(parent), own, layer)
 
 
 @every_family

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from deq_zoo.checks import check_at_least, check_fields, check_integers
@@ -27,12 +28,17 @@ def test_infinity_is_an_error_where_a_number_must_be_finite() -> None:
         check_at_least(0, finite=True, tol=float("inf"))
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    check_integers(1, length=np.int64(3))
+    check_at_least(0, rate=np.float32(0.5), count=np.int64(3))
+
+
 @pytest.mark.parametrize("value", ["16", 2.5, None])
 def test_what_is_no_integer_is_named(value: object) -> None:
     with pytest.raises(TypeError, match=f"^length must be an integer, got {value!r}$"):
-        check_integers(1, length=value)  # type: ignore[arg-type]
+        check_integers(1, length=value)
     if value != 2.5:
         with pytest.raises(TypeError, match=f"^tol must be a number, got {value!r}$"):
-            check_at_least(0, tol=value)  # type: ignore[arg-type]
+            check_at_least(0, tol=value)
     with pytest.raises(ValueError, match=r"^length must be at least 1, got 0$"):
         check_integers(1, length=0)
