@@ -286,21 +286,27 @@ def test_a_compiled_model_resets_in_plain_python(norm_type: str) -> None:
             model.layer.weight_g.mul_(2)  # type: ignore[operator]
 
 
+def train_in_parallel() -> None:
+    model = nn.parallel.DistributedDataParallel(Resetting("spectral_norm"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(8, 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            (model(x).sum() + model(x).sum()).backward()  # two passes before one backward
+            assert all(p.grad is not None for p in model.parameters())
+            optimizer.step()
+
+
 def test_data_parallel_training_knows_only_real_parameters(tmp_path: Path) -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
     )
     try:
-        model = nn.parallel.DistributedDataParallel(Resetting("spectral_norm"))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        x = torch.randn(8, 5)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            for _ in range(3):
-                (model(x).sum() + model(x).sum()).backward()  # two passes before one backward
-                assert all(p.grad is not None for p in model.parameters())
-                optimizer.step()
+        train_in_parallel()
     finally:
+        # A wrapper that outlives the group joins its threads with the GIL, for which they may wait.
+        gc.collect()
         torch.distributed.destroy_process_group()
 
 
